@@ -50,6 +50,18 @@ def test_the_next_command_trains_with_the_size_that_pays(found: BatchSizes, tmp_
     assert sentences(nothing)[0] == "No step was timed."
 
 
+def test_a_fast_size_that_costs_accuracy_is_not_suggested(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e"))
+    assert sentences(found)[0] == (
+        "Batch 128 on 2 ranks (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its test accuracy "
+        "is 5.0 percentage points below that of batch 64 at equal epochs."
+    )
+    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 64 --ranks 2"
+    twice = read_batch_sizes(write_batch_sizes(tmp_path / "twice", repeats=2))
+    assert any("too few repeats to tell whether that is more than chance" in own for own in sentences(twice))
+    assert next_command(twice) == "paceline train --epochs 3 --strategy ddp --batch 128 --ranks 2"
+
+
 def test_a_size_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
     step_s = {("ddp", 32): 0.016, ("ddp", 160): 0.078}
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e", (32, 160), (2,), trains=False, step_s=step_s))

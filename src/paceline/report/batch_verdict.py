@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -48,7 +49,12 @@ def headline_sentence(found: BatchSizes) -> str:
     if best is None:
         return "No step was timed."
     time = "" if best.epoch_s is None else f", an epoch in {seconds(best.epoch_s.value)}"
-    return f"Batch {whole(best.batch)} on {format_place(best)} trains fastest: {_rate(best)}{time}."
+    price = _certain_price(found, _curve_of(found, best))
+    cost = ""
+    if price is not None:
+        points, other = ACCURACY.write(price.difference.value), whole(price.accurate.batch)
+        cost = f"; its test accuracy is {points} percentage points below that of batch {other} at equal epochs"
+    return f"Batch {whole(best.batch)} on {format_place(best)} trains fastest: {_rate(best)}{time}{cost}."
 
 
 def curve_sentences(found: BatchSizes) -> list[str]:
@@ -97,15 +103,44 @@ def memory_sentence(point: BatchPoint) -> str:
 
 
 def next_command(found: BatchSizes) -> str | None:
-    """Return the command that trains with the batch size where larger ones stop paying, on the fastest ranks."""
+    """Return the command that trains with the size from which larger ones no longer pay, on the fastest ranks.
+
+    If the fastest size certainly costs accuracy, it is the most accurate size.
+    """
     best = found.best
     if best is None:
         return None
-    curve = next(own for own in found.curves if best in own.points)
-    chosen = curve.enough or best
+    curve = _curve_of(found, best)
+    price = _certain_price(found, curve)
+    chosen = price.accurate if price is not None else curve.enough or best
     design = msgspec.structs.replace(found.design, ranks=chosen.ranks, hosts=chosen.hosts)
     settings = {"strategy": chosen.strategy, "batch": chosen.batch}
     return train_command(found.record_set.config, design, settings)
+
+
+@dataclass(frozen=True)
+class _Price:
+    """Price of the fastest size of a curve in test accuracy."""
+
+    accurate: BatchPoint
+    """Most accurate size."""
+    difference: Estimate
+    """Test accuracy of the most accurate size minus that of the fastest."""
+
+
+def _certain_price(found: BatchSizes, curve: BatchCurve) -> _Price | None:
+    """Return the price of the fastest size if it exceeds the spread between seeds; None otherwise."""
+    best, accurate = curve.best, found.most_accurate(curve)
+    if best is None or accurate is None or accurate is best:
+        return None
+    difference = found.accuracy_difference(accurate, best)
+    if difference is None or difference.low is None or difference.repeats < LEAST_PAIRS or difference.spans(0):
+        return None
+    return _Price(accurate, difference)
+
+
+def _curve_of(found: BatchSizes, point: BatchPoint) -> BatchCurve:
+    return next(curve for curve in found.curves if point in curve.points)
 
 
 def _fastest(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
@@ -178,16 +213,16 @@ def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
             yield f"at equal epochs, batch {whole(best.batch)} also has the highest test accuracy, {own}."
         return
     other = percent(accurate.row.test_accuracy.value)
-    difference = found.accuracy_difference(accurate, best)
     compared = f"batch {whole(best.batch)} reaches a test accuracy of {own}, batch {whole(accurate.batch)} {other}"
-    if difference is None or difference.low is None or difference.repeats < LEAST_PAIRS:
-        yield f"at equal epochs, {compared}; too few repeats to tell whether that is more than chance."
-    elif difference.spans(0):
-        yield f"at equal epochs, {compared}: no measurable difference."
-    else:
-        ends = interval(difference.low, difference.high, ACCURACY)
-        points = ACCURACY.write(difference.value)
+    price, difference = _certain_price(found, curve), found.accuracy_difference(accurate, best)
+    if price is not None:
+        ends = interval(price.difference.low, price.difference.high, ACCURACY)
+        points = ACCURACY.write(price.difference.value)
         yield f"at equal epochs, {compared}: the speed costs {points} percentage points ({ends})."
+    elif difference is None or difference.low is None or difference.repeats < LEAST_PAIRS:
+        yield f"at equal epochs, {compared}; too few repeats to tell whether that is more than chance."
+    else:
+        yield f"at equal epochs, {compared}: no measurable difference."
 
 
 def _at_equal_time(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
