@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from paceline.config import RunConfig
 from paceline.records import Provenance, Summary, Topology
 from paceline.records.description import RecordedRecipe
-from paceline.records.experiment import CompareDesign, ScaleDesign, ScaleShape
+from paceline.records.experiment import BatchDesign, CompareDesign, ScaleDesign, ScaleShape
 from paceline.records.settings import Settings
 from paceline.records.summary import RankSummary, ReplicaComparisons, ReplicaDifference
 
@@ -178,5 +178,36 @@ def scale_design(**changes: Any) -> ScaleDesign:
         machine_cores=2.0,
         ranks_pinned=False,
         gpus=0,
+    )
+    return replace(made, **changes)
+
+
+def batch_design(**changes: Any) -> BatchDesign:
+    """Return the design of an experiment over batch sizes on one host of two cores."""
+    made = BatchDesign(
+        ranks=2,
+        hosts=1,
+        threads=1,
+        requested_threads=None,
+        repeats=2,
+        max_repeats=2,
+        interim_analyses=1,
+        reference="single",
+        proof=True,
+        target="cnn on digits",
+        batch=None,
+        emulated=None,
+        host_cpus=None,
+        shapes=[ScaleShape(hosts=1, ranks_per_host=1), ScaleShape(hosts=1, ranks_per_host=2)],
+        strategies=["single", "ddp"],
+        requested_ranks_per_host=[],
+        machines=[0],
+        machine_cores=2.0,
+        ranks_pinned=False,
+        gpus=0,
+        sizes=[64, 128],
+        per_rank=False,
+        trains=True,
+        core_flop_per_s=1e9,
     )
     return replace(made, **changes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.fields import field_docs, from_mapping, read_toml
 from paceline.config.recipe import RECIPE_SETTINGS
 from paceline.errors import UsageError
@@ -23,7 +23,7 @@ def test_the_defaults_are_the_classic_experiment_trained_by_the_recipe_of_the_wo
     assert (config.accumulate, config.bn, config.reshuffle) == (1, "broadcast", True)
 
 
-@pytest.mark.parametrize("kind", [RunConfig, LaunchConfig, CompareConfig, ScaleConfig])
+@pytest.mark.parametrize("kind", [RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig])
 def test_every_field_is_explained(kind: type) -> None:
     docs = field_docs(kind)
     assert docs.keys() == {field.name for field in fields(kind)}

@@ -12,10 +12,11 @@ from typer.main import get_command
 
 import paceline
 from paceline.cli.main import app, run
-from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.emulation import EmulationInfo
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
+from paceline.experiments.batch_sizes.points import choose_batch_shapes, make_batch_points
 from paceline.experiments.candidates import make_candidates
 from paceline.experiments.names import check_names
 from paceline.experiments.scaling.points import make_points
@@ -24,7 +25,7 @@ from paceline.launch.launcher_process import LauncherProcess, Shape
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig)
+KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig)
 PLACES = {"ADDRESS:PORT": "198.18.0.1:29500", "R": "1", "FILE": "settings.toml"}
 """What stands for something else in a command."""
 EMULATED = EmulationInfo(spec="4", host=0, hosts=4, master="198.18.0.1:29500")
@@ -61,6 +62,11 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         make_points(config, scale, choose_shapes(scale, LauncherProcess(launchers=launch.hosts), on_one_host=2))
         raise KeyboardInterrupt
 
+    def vary(config: RunConfig, launch: LaunchConfig, batch: BatchConfig, *_: Any) -> None:
+        shapes = choose_batch_shapes(batch, LauncherProcess(launchers=launch.hosts), on_one_host=2)
+        make_batch_points(config, batch, shapes)
+        raise KeyboardInterrupt
+
     def find(folders: list[Path]) -> None:
         assert folders
         raise KeyboardInterrupt
@@ -69,6 +75,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("paceline.experiments.doctor.doctor", remember)
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
     monkeypatch.setattr("paceline.experiments.scale.scale", climb)
+    monkeypatch.setattr("paceline.experiments.batch.batch", vary)
     monkeypatch.setattr("paceline.records.find.find_records", find)
     monkeypatch.setattr("paceline.cli.submit.submit_job", lambda *_: 1)
     if "--emulate" in command:  # As on a host that was made for it.

@@ -74,9 +74,17 @@ class RankError(PacelineError):
     exit_code = 6
 
     def __init__(
-        self, message: str, *, hint: str | None = None, detail: str | None = None, peer_lost: bool = False
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        detail: str | None = None,
+        peer_lost: bool = False,
+        out_of_memory: bool = False,
     ) -> None:
         super().__init__(message, hint=hint, detail=detail)
+        self.out_of_memory = out_of_memory
+        """Whether the rank ran out of memory, or was killed as the kernel does when memory runs out."""
         self.peer_lost = peer_lost
         """Whether this rank failed only because it lost a peer; the peer's error is then the root cause."""
 

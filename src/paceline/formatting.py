@@ -111,6 +111,15 @@ TIMES = Ladder((Unit(1.0, "s", DECIMALS), Unit(1e-3, "ms", DECIMALS), Unit(1e-6,
 SIZES = Ladder((Unit(1e9, "GB", DECIMALS), Unit(1e6, "MB", DECIMALS), Unit(1e3, "kB", DECIMALS), Unit(1.0, "B", 0)))
 """Decimal units, as is usual for networks."""
 RATES = Ladder(tuple(replace(unit, name=f"{unit.name}/s") for unit in SIZES.units))
+FLOP_RATES = Ladder(
+    (
+        Unit(1e12, "TFLOP/s", DECIMALS),
+        Unit(1e9, "GFLOP/s", DECIMALS),
+        Unit(1e6, "MFLOP/s", DECIMALS),
+        Unit(1.0, "FLOP/s", 0),
+    )
+)
+"""Floating-point operations per second."""
 BYTE_COST = Unit(1e-9, "ns/B", DECIMALS)
 """Time that a byte takes on a link."""
 LOSS = Unit(1, "", 4)
@@ -293,7 +302,7 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
         return ""
     if unit.name == "%":
         return f"±{unit.write((high - low) / 2)}"
-    half = (high - low) / 2 / value if value else math.inf
+    half = 0.0 if high == low else (high - low) / 2 / value if value else math.inf
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"
 
 

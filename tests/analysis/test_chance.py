@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments_on_disk import read_comparison, write_experiment
-from paceline.report.verdict import sentences
+from paceline.report.verdict.sentences import sentences
 
 AT_CHANCE = "All test accuracies are at chance level (10%)"
 

@@ -16,7 +16,7 @@ from paceline.records import read_run
 from paceline.records.experiment import Candidate
 from paceline.records.summary import Divergence
 from paceline.report.figures.candidates import candidate_csv, candidate_json
-from paceline.report.verdict import sentences
+from paceline.report.verdict.sentences import sentences
 
 
 def found(losses: Sequence[float], skipped: Collection[int] = ()) -> Divergence | None:

@@ -42,7 +42,7 @@ COMMAND = [
     )
 ]
 DISPLAY = [SOURCES / "report/live/live_table.py", SOURCES / "report/live/run.py"]
-SCALING = [SOURCES / "experiments/scale.py"]
+SCALING = [SOURCES / "experiments/scale.py", SOURCES / "experiments/scaling/experiment.py"]
 QUICK = ("--steps", "8", "--no-doctor", "--no-proof", "--repeats", "2", "--out", "out")
 COMPARE = ("compare", *QUICK, "--strategies", "allreduce,ddp", "--ranks", "2", "--batch", "32", "--max-repeats", "2")
 SCALE = ("scale", *QUICK, "--strategies", "ddp", "--ranks", "1,2", "--batch-per-rank", "16", "--mode", "weak")

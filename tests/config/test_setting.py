@@ -18,7 +18,7 @@ import pytest
 
 import paceline
 from paceline.cli.main import app
-from paceline.config import EXAMINED_SETTINGS, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import EXAMINED_SETTINGS, BatchConfig, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.setting import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -32,7 +32,7 @@ from paceline.config.setting import (
 )
 from paceline.errors import UsageError
 
-KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig)
+KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig)
 PACKAGE = Path(paceline.__file__).parent
 EVERY = [pytest.param(kind, name, id=f"{kind.__name__}.{name}") for kind in KINDS for name in metadata_of(kind)]
 """Every setting, with the config class that it belongs to."""
@@ -174,7 +174,7 @@ from paceline.experiments.checks import settings_of
 from paceline.launch.launcher_process import Shape
 from paceline.report.verdict.next_command import OMITTED_SETTINGS
 
-for command in ("train", "compare", "scale", "doctor"):
+for command in ("train", "compare", "scale", "batch", "doctor"):
     run([command, "--help"])
     print("=" * 9)
 Path("new.toml").write_text("warm_up = 7")
@@ -204,7 +204,7 @@ def test_a_new_setting_is_one_field(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     *helps, found = done.stdout.split("=" * 9)
-    assert len(helps) == 4
+    assert len(helps) == 5
     for text in helps:
         assert "--warm-up" in text
         assert "Steps of warm-up. [default: 5]" in " ".join(text.split())

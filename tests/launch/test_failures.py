@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.errors import DataError, RankError, RecordError
 from paceline.launch.failures import find_root_cause, record_failure
@@ -150,3 +151,43 @@ def test_the_hint_of_an_unknown_error_is_not_used(tmp_path: Path) -> None:
     error.hint = {"a": 1}  # type: ignore[attr-defined]
     write_failure(folder, 0, error, 1)
     assert find_root_cause({0: 1}, folder, range(1)).message == "rank 0 failed: ValueError: the cause"
+
+
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:116] err == 0. DefaultCPUAllocator: can't allocate memory: 9000000 bytes"
+CUDA = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.00 GiB of which 2 are free."
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError(CUDA), "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."),
+        (MemoryError(), "MemoryError."),
+        (RuntimeError(ALLOCATOR), f"RuntimeError: {ALLOCATOR}."),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+    ],
+)
+def test_a_lack_of_memory_is_recognised(tmp_path: Path, error: Exception, message: str | None) -> None:
+    folder = RunFolder.create(tmp_path)
+    write_failure(folder, 1, error, 1)
+    write_failure(folder, 0, RuntimeError("[pair.cc] Connection closed by peer [127.0.0.1]:1"), 2)
+    found = find_root_cause({0: 1, 1: 1}, folder, range(2))
+    assert isinstance(found, RankError)
+    assert found.out_of_memory
+    assert found.message.startswith("rank 1 ran out of memory: ")
+    assert message is None or found.message == f"rank 1 ran out of memory: {message}"
+    assert "use a smaller batch" in (found.hint or "")
+
+
+def test_a_rank_killed_by_the_kernel_is_probably_out_of_memory(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    found = find_root_cause({1: -signal.SIGKILL}, folder, range(2))
+    assert isinstance(found, RankError)
+    assert found.message == "rank 1 was killed by SIGKILL, probably because the host ran out of memory."
+    assert found.out_of_memory
+    folder.log_file(0).write_text("terminate called after throwing\n  what():  std::bad_alloc\n")
+    found = find_root_cause({0: -signal.SIGABRT}, folder, range(2))
+    assert isinstance(found, RankError)
+    assert found.out_of_memory
+    found = find_root_cause({0: -signal.SIGSEGV}, folder, range(2))
+    assert isinstance(found, RankError)
+    assert not found.out_of_memory

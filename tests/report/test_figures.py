@@ -18,8 +18,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from batch_on_disk import read_batch_sizes, write_batch_sizes
 from examinations import examination
 from experiments_on_disk import read_comparison, write_experiment
+from paceline.analysis.batch.sizes import BatchCurve, BatchSizes
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.scaling.curves import Scaling, ScalingCurve
@@ -29,6 +31,14 @@ from paceline.records.examination import write_examination
 from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter
+from paceline.report.figures.batch import (
+    BATCH_FIGURES,
+    BATCH_TABLES,
+    NOT_OF_BATCHES,
+    OTHER_FIGURES,
+    PARTS_IN_FILES,
+    SIZE_FIGURES,
+)
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of, page_columns, terminal_columns, text_column
 from paceline.report.figures.figure import Figure, Output
@@ -43,14 +53,18 @@ from paceline.report.figures.steps import (
     SHARE_FIGURES,
     SPLIT_FIGURES,
 )
+from paceline.report.page.batch import BATCH_DEFINITIONS, render_batch_sizes
 from paceline.report.page.comparison import DEFINITIONS, render
 from paceline.report.page.scaling import SCALING_DEFINITIONS, render_scaling
+from paceline.report.tables.batch import write_batch_tables
 from paceline.report.tables.csv_files import write_tables
 from paceline.report.tables.payload import RankBytesRow, rank_bytes_rows
 from paceline.report.tables.profile import profile_rows
 from paceline.report.tables.resources import host_rows, profiled_runs
 from paceline.report.tables.scaling import write_scaling_tables
 from paceline.report.tables.steps import PURPOSES, bytes_rows, operation_rows, rank_split_rows, split_rows
+from paceline.report.terminal.batch import TITLES, print_batch_sizes
+from paceline.report.terminal.batch import to_json as batch_json
 from paceline.report.terminal.comparison import print_comparison, to_json
 from paceline.report.terminal.doctor import print_examination
 from paceline.report.terminal.doctor import to_json as doctor_json
@@ -78,6 +92,8 @@ TABLES: dict[str, Sequence[Figure[Any]]] = {
     "operators": OPERATOR_FIGURES,
     "links": LINK_FIGURES,
     "all-reduces": ALL_REDUCE_FIGURES,
+    **{f"batch {name}": (*SIZE_FIGURES, *figures) for name, figures in BATCH_TABLES.items()},
+    "batch files": (*OTHER_FIGURES, *PARTS_IN_FILES),
 }
 
 
@@ -185,6 +201,34 @@ def points_shown(scaling: Scaling, folder: Path) -> Outputs:
     )
 
 
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> BatchSizes:
+    """Experiment over batch sizes in which every figure has a value."""
+    path = write_batch_sizes(tmp_path_factory.mktemp("batch") / "e")
+    write_examination(path, examination())
+    found = read_batch_sizes(path)
+
+    def with_figures(curve: BatchCurve) -> BatchCurve:
+        points = [replace(p, row=filled(CANDIDATE_FIGURES, p.row), hosts=2) for p in curve.points]
+        return replace(curve, points=points, hosts=2)
+
+    return replace(found, curves=[with_figures(curve) for curve in found.curves])
+
+
+def batches_shown(batches: BatchSizes, folder: Path) -> dict[str, Outputs]:
+    write_batch_tables(batches, folder)
+    lines = printed(lambda console: print_batch_sizes(batches, console))
+    page, rows = render_batch_sizes(batches), read_csv(folder / "batch_sizes.csv")
+    data = json.loads(json.dumps(batch_json(batches)))["points"]
+    found = {
+        f"batch {name}": Outputs(
+            batches.points, lines[lines.index(title) + 1 :], cells_of(page, f"batch-{name}"), rows, data
+        )
+        for name, title in TITLES.items()
+    }
+    return found | {"batch files": Outputs(batches.points, [], "", rows, data)}
+
+
 def examination_shown() -> dict[str, Outputs]:
     """Return the outputs of the doctor's tables, which neither the page nor CSV files have."""
     found = examination()
@@ -208,7 +252,9 @@ def table_of(table: str, rows: Sequence[Any]) -> Table:
 
 
 @pytest.fixture(scope="module")
-def shown(comparison: Comparison, scaling: Scaling, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outputs]:
+def shown(
+    comparison: Comparison, scaling: Scaling, batches: BatchSizes, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Outputs]:
     """Outputs of every table, by its name."""
     folder = tmp_path_factory.mktemp("csv")
     candidates = candidates_shown(comparison, folder)
@@ -257,6 +303,7 @@ def shown(comparison: Comparison, scaling: Scaling, tmp_path_factory: pytest.Tem
         "candidates": candidates,
         "candidates without a time split": candidates_shown(unsplit, tmp_path_factory.mktemp("csv")),
         "points": points_shown(scaling, tmp_path_factory.mktemp("csv")),
+        **batches_shown(batches, tmp_path_factory.mktemp("csv")),
     }
 
 
@@ -304,6 +351,14 @@ def test_points_have_the_figures_of_candidates() -> None:
     assert keys >= NOT_OF_POINTS | IN_FILES_ONLY, "no exception for a figure that there is not"
 
 
+def test_batch_sizes_have_the_figures_of_candidates() -> None:
+    of_batches = {figure.key: figure for figure in BATCH_FIGURES}
+    keys = {figure.key for figure in CANDIDATE_FIGURES}
+    assert keys - NOT_OF_BATCHES <= of_batches.keys()
+    assert keys >= NOT_OF_BATCHES, "no exception for a figure that there is not"
+    assert len(of_batches) == len(BATCH_FIGURES), "each figure is in one table"
+
+
 @pytest.mark.parametrize(("row", "figures"), [(CandidateRow, CANDIDATE_FIGURES), (RankRow, RANK_FIGURES)])
 def test_every_field_of_a_row_is_a_figure(row: type, figures: Sequence[Figure[Any]]) -> None:
     keys = {figure.key for figure in figures}
@@ -321,8 +376,14 @@ def test_entries_are_complete(figures: Sequence[Figure[Any]]) -> None:
 
 
 def test_pages_define_all_their_figures() -> None:
-    of_comparison = [figures for table, figures in TABLES.items() if table != "points"]
-    for known, tables in ((DEFINITIONS, of_comparison), (SCALING_DEFINITIONS, [TABLES["points"]])):
+    other_pages = ("points", *[table for table in TABLES if table.startswith("batch ")])
+    of_comparison = [figures for table, figures in TABLES.items() if table not in other_pages]
+    pages = (
+        (DEFINITIONS, of_comparison),
+        (SCALING_DEFINITIONS, [TABLES["points"]]),
+        (BATCH_DEFINITIONS, [BATCH_FIGURES]),
+    )
+    for known, tables in pages:
         for figure in (figure for figures in tables for figure in figures if figure.page):
             assert known[figure.defined.key] == figure.defined
 

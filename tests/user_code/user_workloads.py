@@ -53,6 +53,22 @@ def killed_on_rank_1() -> Workload:
     return _with_loss(kill)
 
 
+def without_memory() -> Workload:
+    """Return a workload that runs out of memory in several ways, at batches of 24, 32 and 48 on a rank."""
+    torch.manual_seed(0)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if len(output) == 24:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has none free.")
+        if len(output) == 32:
+            torch.empty(2**60)
+        if len(output) == 48:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return F.cross_entropy(output, target)
+
+    return Workload(model=nn.Linear(4, 3), train=_samples(192), loss=loss)
+
+
 def hangs_on_rank_1() -> Workload:
     """Return a workload that hangs on rank 1 after 3 steps."""
 

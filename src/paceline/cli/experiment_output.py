@@ -43,18 +43,20 @@ class ExperimentOutput:
 
 
 def analyse_records(records: Sequence[Record]) -> ExperimentOutput:
-    """Analyse a scaling experiment as such, and all other records as one comparison."""
+    """Analyse an experiment over ranks or batch sizes as such, and all other records as one comparison."""
     from paceline.analysis.record_set import collect_records
-    from paceline.records.schema import SCALE_KIND
+    from paceline.records.schema import BATCH_KIND, SCALE_KIND
 
-    is_scaling = [getattr(record, "kind", None) == SCALE_KIND for record in records]
-    if any(is_scaling) and len(records) > 1:
+    outputs = {SCALE_KIND: _scaling_output, BATCH_KIND: _batch_output}
+    names = {SCALE_KIND: "a scaling experiment", BATCH_KIND: "an experiment over batch sizes"}
+    kind = next((kind for record in records if (kind := getattr(record, "kind", None)) in outputs), None)
+    if kind is not None and len(records) > 1:
         raise UsageError(
-            "a scaling experiment cannot be compared with other records.",
-            hint="give only the folder of one `paceline scale` experiment",
+            f"{names[kind]} cannot be compared with other records.",
+            hint=f"give only the folder of one `paceline {kind}` experiment",
         )
     record_set = collect_records(records)
-    return _scaling_output(record_set) if any(is_scaling) else _comparison_output(record_set)
+    return _comparison_output(record_set) if kind is None else outputs[kind](record_set)
 
 
 def _comparison_output(record_set: RecordSet) -> ExperimentOutput:
@@ -90,6 +92,24 @@ def _scaling_output(record_set: RecordSet) -> ExperimentOutput:
         write_page=lambda path: write_scaling_page(curves, path),
         write_tables=lambda folder: write_scaling_tables(curves, folder),
         to_json=lambda: to_json(curves),
+    )
+
+
+def _batch_output(record_set: RecordSet) -> ExperimentOutput:
+    from paceline.analysis.batch.sizes import batch_sizes
+    from paceline.report.page.batch import write_batch_page
+    from paceline.report.tables.batch import write_batch_tables
+    from paceline.report.terminal.batch import print_batch_sizes, print_next, to_json
+
+    found = batch_sizes(record_set)
+    return ExperimentOutput(
+        record_set,
+        found.comparison.rows,
+        print_tables=lambda console: print_batch_sizes(found, console),
+        print_next_steps=lambda report, console: print_next(found, report, console),
+        write_page=lambda path: write_batch_page(found, path),
+        write_tables=lambda folder: write_batch_tables(found, folder),
+        to_json=lambda: to_json(found),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from paceline.cli.batch import BatchRequest
 from paceline.cli.compare import CompareRequest
 from paceline.cli.doctor import DoctorRequest
 from paceline.cli.emulation import run_on_emulated_hosts
@@ -75,6 +76,7 @@ def _submitted_command(context: typer.Context) -> Mapping[str, Any]:
 _add_command(CompareRequest, _script_arguments, cls=PassThroughCommand)
 _add_command(TrainRequest)
 _add_command(ScaleRequest)
+_add_command(BatchRequest)
 _add_command(DoctorRequest)
 _add_command(ReportRequest)
 _add_command(StrategiesRequest)

@@ -5,6 +5,7 @@ command line, its name (with dashes) the option, and its name (with underscores)
 (`setting.Setting`) say how the rest of Paceline treats it.
 """
 
+from paceline.config.batch import BatchConfig
 from paceline.config.compare import CompareConfig
 from paceline.config.launch import LaunchConfig, launched
 from paceline.config.recipe import Precision, Recipe
@@ -35,6 +36,7 @@ __all__ = [
     "SCRIPT_SETTINGS",
     "VARIED_IN_SCRIPTS",
     "Backend",
+    "BatchConfig",
     "BatchNormMode",
     "CompareConfig",
     "Device",

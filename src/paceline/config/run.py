@@ -44,9 +44,11 @@ class RunConfig:
         DEFAULT_STRATEGY, fixed="name strategies with --strategies a,b", compared=False, unused_by=("compare", "scale")
     )
     """Way of synchronising gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
-    batch: int | None = setting(None, bound=POSITIVE)
+    batch: int | None = setting(None, bound=POSITIVE, unused_by=("batch",))
     """Global batch: samples per step over all ranks [default: 256]."""
-    batch_per_rank: int | None = setting(None, bound=POSITIVE, in_place_of="batch", fixed="vary batch, the global one")
+    batch_per_rank: int | None = setting(
+        None, bound=POSITIVE, in_place_of="batch", fixed="vary batch, the global one", unused_by=("batch",)
+    )
     """Samples per step on each rank, in place of --batch."""
     accumulate: int = setting(1, bound=POSITIVE)
     """Micro-batches per step: their gradients are summed and synchronised once."""

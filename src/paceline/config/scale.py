@@ -52,12 +52,12 @@ class ScaleConfig:
     @property
     def rank_counts(self) -> tuple[int, ...]:
         """World sizes given by the user, ascending."""
-        return _counts(self.ranks, "--ranks")
+        return parse_counts(self.ranks, "--ranks")
 
     @property
     def per_host(self) -> tuple[int, ...]:
         """Numbers of ranks per host given by the user, ascending."""
-        return _counts(self.ranks_per_host, "--ranks-per-host")
+        return parse_counts(self.ranks_per_host, "--ranks-per-host")
 
     @property
     def max_repeats(self) -> int:
@@ -65,7 +65,7 @@ class ScaleConfig:
         return self.repeats
 
 
-def _counts(text: str, option: str) -> tuple[int, ...]:
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """Parse a list of numbers, written 1,2,4; return each once, ascending."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), None)

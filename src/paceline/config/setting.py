@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from paceline.errors import UsageError, wrong_choice
 
-CommandName = Literal["compare", "scale", "doctor"]
+CommandName = Literal["compare", "scale", "batch", "doctor"]
 """Commands that use only some settings of a run; `train` uses all."""
 ScriptUse = Literal["own", "same", "varied", "attach"]
 MetadataT = ParamSpec("MetadataT")

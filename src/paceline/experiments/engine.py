@@ -17,7 +17,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.remaining_time import Part, PartKind, TimeEstimator
 from paceline.config import RunConfig
-from paceline.errors import DataError, LaunchError, PacelineError
+from paceline.errors import DataError, LaunchError, PacelineError, RankError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
 from paceline.experiments.estimate import RUN_S, launch_part
@@ -368,8 +368,16 @@ class Experiment(ABC):
         self.failed_names.add(name)
         self.estimator.leave_out(name)
         self.first_error = self.first_error or error
-        kind = type(error).__name__
-        self.events.write(FailureEvent(candidate=name, stage=stage, kind=kind, message=str(error), hint=error.hint))
+        self.events.write(
+            FailureEvent(
+                candidate=name,
+                stage=stage,
+                kind=type(error).__name__,
+                message=str(error),
+                hint=error.hint,
+                out_of_memory=isinstance(error, RankError) and error.out_of_memory,
+            )
+        )
         self.display.failed(name, error)
 
     def _scheduled_run(self, candidate_config: CandidateConfig, stage: str) -> ScheduledRun:

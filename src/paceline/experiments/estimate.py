@@ -82,8 +82,10 @@ Trials = Mapping[str, Trial]
 """Trial of the workload of each candidate, by name; empty on a GPU."""
 
 
-def run_trials(candidate_configs: Sequence[CandidateConfig]) -> Trials:
-    """Train a few samples of each workload; raise if one cannot be trained, or if a batch is larger than the data.
+def run_trials(candidate_configs: Sequence[CandidateConfig], *, check_batches: bool = True) -> Trials:
+    """Train a few samples of each workload; raise if one cannot be trained.
+
+    Raise for a batch that is larger than the data, unless `check_batches` is False.
 
     Return nothing on a GPU, which this process must not occupy before ranks start.
     """
@@ -96,7 +98,8 @@ def run_trials(candidate_configs: Sequence[CandidateConfig]) -> Trials:
     for group in alike.values():
         trial = run_trial(min((one.config for one in group), key=lambda config: config.global_batch(1)))
         for one in group:
-            check_batch_fits(one.config, _workers(one), trial.train_samples)
+            if check_batches:
+                check_batch_fits(one.config, _workers(one), trial.train_samples)
             trials[one.candidate.name] = trial
     return trials
 

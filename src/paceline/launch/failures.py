@@ -30,8 +30,19 @@ _WRAPPER = "'DistributedDataParallel' object"
 _GLOO_ADVICE = ". This is typically caused"
 """Start of the general advice that Gloo appends to the loss of a connection."""
 _SAME_COLLECTIVES_HINT = "call the same collectives on all ranks, in the same order, with tensors of the same size; "
+_MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
+"""Exceptions of torch and Python that mean a lack of memory."""
+_MEMORY_PHRASES = (
+    "DefaultCPUAllocator: ",  # RuntimeError of torch: "can't allocate memory", "not enough memory".
+    "std::bad_alloc",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+)
+"""Parts of other messages that mean a lack of memory."""
+_SMALLER_BATCH_HINT = "use a smaller batch, --accumulate, or more ranks; "
 _CAUSES_OF_SIGNALS = {
-    signal.SIGKILL: "the host may have run out of memory; ",
     signal.SIGSEGV: "native code accessed memory that it must not access: a bug in an extension, or in a library; ",
     signal.SIGBUS: "native code accessed memory that does not exist: shared memory (/dev/shm) or a disk may be full; ",
     signal.SIGILL: "native code used an instruction that this processor lacks; ",
@@ -114,7 +125,15 @@ def _killed_error(rank: int, number: int, folder: RunFolder, failures: list[Rank
         hint = _SAME_COLLECTIVES_HINT
     elif cause is not None and number == signal.SIGABRT:
         found = f": {cause.rstrip('.')}"
-    return RankError(f"rank {rank} was killed by {name}{found}.", hint=hint + _log_hint(rank, folder), detail=stack)
+    if number == signal.SIGKILL:
+        found = ", probably because the host ran out of memory"
+        hint = f"if the host ran out of memory, {_SMALLER_BATCH_HINT}"
+    return RankError(
+        f"rank {rank} was killed by {name}{found}.",
+        hint=hint + _log_hint(rank, folder),
+        detail=stack,
+        out_of_memory=number == signal.SIGKILL or _means_no_memory(found),
+    )
 
 
 def _where_ranks_were(stacks: Mapping[int, str | None]) -> str:
@@ -133,8 +152,17 @@ def _recorded_error(failure: RankFailure, folder: RunFolder) -> PacelineError:
     if failure.known:
         return error_from_info(failure)
     message = f"{failure.kind}: {failure.message}" if failure.message else failure.kind
+    if failure.kind in _MEMORY_ERRORS or _means_no_memory(message):
+        hint = _SMALLER_BATCH_HINT + _log_hint(rank, folder)
+        # CUDA's message goes on with the use of the GPU's memory, which the log has.
+        found = f"rank {rank} ran out of memory: {message.splitlines()[0].partition(' GPU ')[0].rstrip('.')}."
+        return RankError(found, detail=failure.detail, hint=hint, out_of_memory=True)
     wrapped = "a strategy may wrap the model: call only model(…) in the step; " if _WRAPPER in message else ""
     return RankError(f"rank {rank} failed: {message}", detail=failure.detail, hint=wrapped + _log_hint(rank, folder))
+
+
+def _means_no_memory(message: str) -> bool:
+    return any(phrase in message for phrase in _MEMORY_PHRASES)
 
 
 def _peer_lost_error(failures: list[RankFailure], unresponsive: list[int], folder: RunFolder) -> RankError:

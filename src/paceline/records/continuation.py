@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from paceline.config import CompareConfig, LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.fields import owners
 from paceline.config.setting import option_name, select
 from paceline.config.specs import Spec
@@ -40,7 +40,7 @@ MAY_CHANGE = frozenset(select(RunConfig, lambda metadata: metadata.may_change))
 """Settings of runs that may have another value when an experiment goes on."""
 _OPTION_NAMES = {"emulated": "--emulate"}
 """Options whose key in a design differs from the name of the setting."""
-_OWNERS = owners(RunConfig, LaunchConfig, CompareConfig, ScaleConfig)
+_OWNERS = owners(RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig)
 _NEW_FOLDER = "name another folder with --out"
 
 

@@ -71,6 +71,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     """Usable cores of rank 0's host."""
     parameters: Count
     gradient_bytes: Count
+    flop_per_sample: Positive | None = None
+    """Floating-point operations of the forward and backward pass of one sample; None if they could not be counted."""
     batch_norm_layers: Count
     random_layers: Count
     """Dropout layers that draw random numbers."""

@@ -140,6 +140,8 @@ class FailureEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="fa
     """Class of the error."""
     message: str
     hint: str | None
+    out_of_memory: bool = False
+    """Whether a rank ran out of memory, or was killed, probably for that reason."""
     time_s: Seconds = 0.0
 
 

@@ -45,14 +45,14 @@ from paceline.records.value_types import Count, Positive, PositiveCount
 from paceline.records.writer import write_json
 
 CandidateRole = Literal["candidate", "bound", "baseline"]
-PointMode = Literal["strong", "weak", "both"]
+PointMode = Literal["strong", "weak", "both", "batch"]
 
 
 class CandidatePoint(Struct, frozen=True, kw_only=True):
-    """Position of a candidate in a scaling experiment."""
+    """Position of a candidate in an experiment over ranks or batch sizes."""
 
     mode: PointMode
-    """Scaling mode; `both` if the two modes share the run."""
+    """Scaling mode; `both` if the two modes share the run, `batch` in an experiment over batch sizes."""
     ranks: PositiveCount
     hosts: PositiveCount
     ranks_per_host: PositiveCount
@@ -74,7 +74,7 @@ class Candidate(Struct, frozen=True):
     """`bound` exchanges nothing, so it is never recommended; `baseline` trains in one process; else `candidate`."""
     lossless: bool = True
     point: CandidatePoint | None = None
-    """None in experiments other than scaling."""
+    """None in a comparison."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the candidate as JSON values, without `point` if it is None."""
@@ -137,16 +137,12 @@ class ScaleShape(Struct, frozen=True, kw_only=True):
     ranks_per_host: PositiveCount
 
 
-class ScaleDesign(Design, frozen=True, kw_only=True):
-    """Design of a scaling experiment."""
+class PointsDesign(Design, frozen=True, kw_only=True):
+    """Design of an experiment whose candidates are points: strategies on several shapes of ranks."""
 
     may_change: ClassVar[frozenset[str]] = Design.may_change | {"requested_ranks_per_host"}
 
     shapes: list[ScaleShape]
-    modes: list[str]
-    """`strong`, `weak` or both."""
-    batch_per_rank: PositiveCount
-    """Batch per rank of weak scaling."""
     strategies: list[str]
     requested_ranks_per_host: list[PositiveCount]
     """Value of `--ranks-per-host`; empty if it was not given."""
@@ -159,11 +155,38 @@ class ScaleDesign(Design, frozen=True, kw_only=True):
     """GPUs of this host that ranks may use; 0 on CPUs."""
 
 
+class ScaleDesign(PointsDesign, frozen=True, kw_only=True):
+    """Design of a scaling experiment."""
+
+    modes: list[str]
+    """`strong`, `weak` or both."""
+    batch_per_rank: PositiveCount
+    """Batch per rank of weak scaling."""
+
+
+class BatchDesign(PointsDesign, frozen=True, kw_only=True):
+    """Design of an experiment over batch sizes."""
+
+    may_change: ClassVar[frozenset[str]] = PointsDesign.may_change | {"core_flop_per_s"}
+
+    sizes: list[PositiveCount]
+    """Batch sizes, ascending."""
+    per_rank: bool
+    """Whether the sizes are per rank; otherwise they are global batches."""
+    trains: bool
+    """Whether runs train for whole epochs or a time, so that their losses and accuracies are compared."""
+    core_flop_per_s: Positive | None
+    """FLOP per second of one core in a matrix product, in the number format of the runs; None if it was not measured,
+    as on a GPU."""
+    left_out: list[str] = []
+    """Sentences on sizes that do not fit some ranks or the data, so that they are not measured."""
+
+
 class ExperimentDescription(VersionedFile, frozen=True, kw_only=True):
     """Content of `experiment.json`."""
 
     kind: str
-    """`compare` or `scale`."""
+    """`compare`, `scale` or `batch`."""
     candidates: list[Candidate]
     config: Settings
     """Settings that all runs share."""
@@ -185,9 +208,16 @@ class ScaleDescription(ExperimentDescription, frozen=True, kw_only=True):
     design: ScaleDesign
 
 
+class BatchDescription(ExperimentDescription, frozen=True, kw_only=True):
+    """Content of `experiment.json` of an experiment over batch sizes."""
+
+    design: BatchDesign
+
+
 DESCRIPTIONS: dict[str, type[ExperimentDescription]] = {
     schema.COMPARE_KIND: CompareDescription,
     schema.SCALE_KIND: ScaleDescription,
+    schema.BATCH_KIND: BatchDescription,
 }
 
 

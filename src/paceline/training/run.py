@@ -61,9 +61,9 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     held_out = make_held_out(config, workload, setup.share)
     sources = {"training data": source} | ({} if held_out is None else {"test data": held_out.shared})
     check_same_data(sources, comm.control)
-    check_model(model, workload, source, config, comm.rank, sources.get("test data"))
+    flop = check_model(model, workload, source, config, comm.rank, sources.get("test data"), count_flop=True)
     with Recording(config, comm, folder, first_on_host=setup.world.local_rank == 0, on_event=on_event) as recording:
-        recording.describe(dataclasses.asdict(config), _topology(setup, source.batch), command)
+        recording.describe(dataclasses.asdict(config), _topology(setup, source.batch, flop), command)
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
         sync.guard_replicas(config.replica_guard)
         recording.start(sync)
@@ -98,7 +98,7 @@ def optimizer_factory(workload: Workload, batch: int | None) -> MakeOptimizer:
     return lambda parameters: make_optimizer(parameters, recipe, lr)
 
 
-def _topology(setup: RankSetup, batch: int | None) -> Topology:
+def _topology(setup: RankSetup, batch: int | None, flop_per_sample: float | None) -> Topology:
     config, workload, world = setup.config, setup.workload, setup.world
     recipe = workload.recipe
     assert recipe is not None, "load_workload() sets the recipe"
@@ -114,6 +114,7 @@ def _topology(setup: RankSetup, batch: int | None) -> Topology:
         ranks_per_host=world.local_size,
         ranks_sharing_cores=world.ranks_sharing_cores,
         batch=batch,
+        flop_per_sample=flop_per_sample,
         classes=workload.classes,
         lr=None if workload.optimizer is not None else recipe.peak_lr(batch),
         recipe=RecordedRecipe(

@@ -23,7 +23,9 @@ CPU = torch.device("cpu")
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
 
-def check(model: nn.Module, test: Any = None, config: RunConfig | None = None, **fields: Any) -> None:
+def check(
+    model: nn.Module, test: Any = None, config: RunConfig | None = None, *, count_flop: bool = False, **fields: Any
+) -> float | None:
     """Check a workload, on data for three classes unless it has its own."""
     workload = Workload(model=model, **{"train": (X, Y), "test": test, "loss": F.cross_entropy} | fields)
     train_source, test_source = (
@@ -31,7 +33,7 @@ def check(model: nn.Module, test: Any = None, config: RunConfig | None = None, *
         for data, train in ((workload.train, True), (workload.test, False))
     )
     assert train_source is not None
-    check_model(model, workload, train_source, config or RunConfig(), 0, test_source)
+    return check_model(model, workload, train_source, config or RunConfig(), 0, test_source, count_flop=count_flop)
 
 
 def linear() -> nn.Module:
@@ -233,3 +235,29 @@ def test_an_operation_without_float16_is_reported_with_another_precision(precisi
     with pytest.raises(WorkloadError, match="not implemented for 'Half'") as caught:
         check(WithoutHalf(4, 3), config=config)
     assert "use --precision bf16 or fp32" in (caught.value.hint or "")
+
+
+class Unsupported(nn.Module):
+    """Model that does not run under a dispatch mode, such as that which counts FLOP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output, unless a dispatch mode is active."""
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            raise RuntimeError("no dispatch mode, please")
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_the_flop_of_a_sample_are_counted() -> None:
+    """A linear layer of 4 × 3 weights multiplies and adds 12 times per sample; backward takes twice as many."""
+    assert check(linear(), count_flop=True) == 3 * 2 * 12
+    assert check(linear()) is None
+    assert check(linear(), config=RunConfig(allow_unused=True), count_flop=True) == 3 * 2 * 12
+
+
+def test_a_model_whose_flop_cannot_be_counted_trains_all_the_same() -> None:
+    torch.manual_seed(0)
+    assert check(Unsupported(), count_flop=True) is None

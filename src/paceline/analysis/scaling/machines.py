@@ -11,7 +11,7 @@ from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import plural
 from paceline.records import Topology
-from paceline.records.experiment import CompareDesign, Design, ScaleDesign
+from paceline.records.experiment import CompareDesign, Design, PointsDesign
 
 
 class HostPlacement(Protocol):
@@ -58,27 +58,27 @@ def max_ranks_sharing_cores(design: HostPlacement, hosts: int, ranks_per_host: i
     return (1 if design.ranks_pinned else ranks_per_host) * max(Counter(machines_of(design, hosts)).values())
 
 
-def cores_per_rank(topology: Topology, design: ScaleDesign) -> float:
+def cores_per_rank(topology: Topology, design: PointsDesign) -> float:
     """Return the cores that a rank can use; 1 on a GPU."""
     if topology.device != "cpu":
         return 1.0
     return float(min(topology.threads, topology.cores / _ranks_sharing_cores(topology, design)))
 
 
-def oversubscription(topology: Topology, design: ScaleDesign) -> str:
+def oversubscription(topology: Topology, design: PointsDesign) -> str:
     """Return a phrase on how ranks share cores or GPUs; empty if each rank has its own, or each host its quota."""
     ranks_together, quota = _ranks_sharing_cores(topology, design), design.host_cpus
     if topology.device != "cpu":
         gpus = design.gpus or ranks_together
         return f"{ranks_together} ranks share {gpus} GPU{'s' * (gpus > 1)}" if ranks_together > gpus else ""
     if quota is not None:
-        return format_quotas(_hosts(topology), quota, design.machine_cores)
+        return format_quotas(hosts_of(topology), quota, design.machine_cores)
     return format_sharing(ranks_together, topology.threads, topology.cores)
 
 
 def planned_oversubscription(design: Design) -> str:
     """Return a phrase on how ranks will share cores where the most of them do; empty if each has its own."""
-    if isinstance(design, ScaleDesign):
+    if isinstance(design, PointsDesign):
         shapes = [(shape.hosts, shape.ranks_per_host) for shape in design.shapes]
     elif isinstance(design, CompareDesign):
         shapes = [(design.hosts, design.ranks_per_host)]
@@ -88,28 +88,29 @@ def planned_oversubscription(design: Design) -> str:
     if cores is None or design.gpus:
         return ""
     if quota is not None:
-        most_hosts, on_host = max(hosts for hosts, _ in shapes), 0 if isinstance(design, ScaleDesign) else shapes[0][1]
-        # In `scale`, ranks that share the quota of their host are compared with others that do.
+        most_hosts, on_host = max(hosts for hosts, _ in shapes), 0 if isinstance(design, PointsDesign) else shapes[0][1]
+        # In experiments over points, ranks that share the quota of their host are compared with others that do.
         return format_quotas(most_hosts, quota, cores) or format_sharing(on_host, design.threads, quota)
     most = max(max_ranks_sharing_cores(design, hosts, on_host) for hosts, on_host in shapes)
     return format_sharing(most, design.threads, cores)
 
 
-def _ranks_sharing_cores(topology: Topology, design: ScaleDesign) -> int:
-    return min(topology.workers, max_ranks_sharing_cores(design, _hosts(topology), topology.ranks_per_host))
+def _ranks_sharing_cores(topology: Topology, design: PointsDesign) -> int:
+    return min(topology.workers, max_ranks_sharing_cores(design, hosts_of(topology), topology.ranks_per_host))
 
 
-def _hosts(topology: Topology) -> int:
+def hosts_of(topology: Topology) -> int:
+    """Return the number of hosts of the ranks that train."""
     return -(-topology.workers // topology.ranks_per_host)
 
 
-def is_packed(design: ScaleDesign, hosts: int, ranks_per_host: int) -> bool:
+def is_packed(design: PointsDesign, hosts: int, ranks_per_host: int) -> bool:
     """Return whether ranks use fewer hosts than possible because their number does not divide evenly."""
     available = len(design.machines)
     return not design.requested_ranks_per_host and hosts < min(available, hosts * ranks_per_host)
 
 
-def placement_notes(design: ScaleDesign, shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
+def placement_notes(design: PointsDesign, shapes: Iterable[tuple[int, int]]) -> Iterator[str]:
     """Yield notes on the placement of ranks for shapes (hosts, ranks per host)."""
     ordered = sorted(set(shapes), key=lambda shape: (shape[0] * shape[1], shape[0]))
     widest = {hosts * number: (hosts, number) for hosts, number in ordered}
@@ -122,7 +123,7 @@ def placement_notes(design: ScaleDesign, shapes: Iterable[tuple[int, int]]) -> I
     yield from _different_hosts(design, sorted({hosts for hosts, _ in ordered}))
 
 
-def _different_hosts(design: ScaleDesign, hosts: Sequence[int]) -> Iterator[str]:
+def _different_hosts(design: PointsDesign, hosts: Sequence[int]) -> Iterator[str]:
     """Yield a note on which hosts were used, if emulated hosts differ and not all were used."""
     try:
         emulated = parse_hosts(design.emulated or "1")

@@ -60,6 +60,12 @@ def candidate_split(runs: Sequence[RunRecord]) -> CandidateSplit | None:
     )
 
 
+def mean_split_of(run: RunRecord) -> Split | None:
+    """Return the split of a run's mean step over all ranks; None if it collected no events."""
+    splits = splits_of(run)
+    return _over_ranks(run, splits) if splits else None
+
+
 def _over_ranks(run: RunRecord, splits: dict[int, Split]) -> Split:
     """Return the mean split over all steps of all ranks; every step has the same weight.
 

@@ -26,7 +26,7 @@ class ThreadCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedMachines:
-    """Machines and cores of the hosts of a launch, as in `ScaleDesign`."""
+    """Machines and cores of the hosts of a launch, as in `PointsDesign`."""
 
     emulated: str | None
     host_cpus: float | None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from paceline.config import RunConfig, ScaleConfig
-from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig, role_of
@@ -56,8 +55,8 @@ def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -
         for batch in dict.fromkeys(wholes.values()):
             mode = "both" if len(set(wholes.values())) < len(wholes) else next(m for m in wholes if wholes[m] == batch)
             for strategy in strategies:
-                candidate_config = _candidate_config(replace(base, strategy=strategy, batch=batch), shape, mode)
-                if candidate_config is not None and _fits(candidate_config, text):
+                candidate_config = point_candidate(replace(base, strategy=strategy, batch=batch), shape, mode)
+                if candidate_config is not None and fits(candidate_config, text):
                     candidate_configs.append(candidate_config)
     if not any(candidate_config.candidate.role != "baseline" for candidate_config in candidate_configs):
         raise UsageError(
@@ -67,7 +66,7 @@ def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -
     return candidate_configs
 
 
-def _candidate_config(config: RunConfig, shape: Shape, mode: str) -> CandidateConfig | None:
+def point_candidate(config: RunConfig, shape: Shape, mode: str) -> CandidateConfig | None:
     """Return a strategy at a point; None for a baseline at more than one rank."""
     check_names(config)
     strategy = create(config.strategy, allow_unused=config.allow_unused)
@@ -89,7 +88,7 @@ def _candidate_config(config: RunConfig, shape: Shape, mode: str) -> CandidateCo
     return CandidateConfig(candidate, config, shape)
 
 
-def _fits(candidate_config: CandidateConfig, text: str) -> bool:
+def fits(candidate_config: CandidateConfig, text: str) -> bool:
     """Whether the strategy supports the settings; raise if not, unless it came from a named set."""
     candidate_config.config.global_batch(candidate_config.shape.ranks)  # Raises for a batch that is too small.
     try:
@@ -106,7 +105,10 @@ def _format_shape(shape: Shape) -> str:
     return ranks if shape.hosts == 1 else f"{ranks} over {shape.hosts} hosts"
 
 
-def shared_settings(settings: Settings) -> Settings:
-    """Return the settings of one candidate that all share, for the record."""
-    point_settings = {"strategy", *metadata_of(ScaleConfig)}  # Each point has its own batch, for example.
-    return {key: value for key, value in settings.items() if key not in point_settings}
+def shared_settings(settings: Settings, of_points: Iterable[str]) -> Settings:
+    """Return the settings of one candidate that all share, for the record; without the strategy and `of_points`.
+
+    Each point has its own batch, for example.
+    """
+    own = {"strategy", *of_points}
+    return {key: value for key, value in settings.items() if key not in own}

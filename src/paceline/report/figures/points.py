@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from paceline.analysis.comparison import CandidateRow
 from paceline.analysis.scaling.curves import ScalingGain, ScalingPoint
@@ -18,6 +18,14 @@ from paceline.report.figures.candidates import CANDIDATE_FIGURES, candidate_json
 from paceline.report.figures.figure import Figure, FigureValue, InTerminal, csv_values, figures_of_part, json_values
 
 _OF_CANDIDATE = {figure.key: figure for figure in CANDIDATE_FIGURES}
+
+
+class MeasuredPoint(Protocol):
+    """Point of an experiment over ranks or batch sizes."""
+
+    @property
+    def row(self) -> CandidateRow:
+        """Row of its candidate."""
 
 
 class Baseline(NamedTuple):
@@ -50,11 +58,13 @@ LEAST_PRIORITY = 1
 
 def wide_interval(found: FigureValue) -> str | None:
     """Return the text that replaces an interval too wide to be useful; None for an interval that is not."""
-    return f"too wide (n = {found.repeats})" if isinstance(found, Estimate) and found.is_vague else None
+    if not isinstance(found, Estimate) or not found.is_vague or found.low == found.high:
+        return None
+    return f"too wide (n = {found.repeats})"
 
 
-def _of_candidate(key: str, **changes: Any) -> Figure[ScalingPoint]:
-    """Return a figure of candidates as a figure of points, with the definition that it has there."""
+def figure_of_candidate(key: str, **changes: Any) -> Figure[Any]:
+    """Return a figure of candidates as a figure of points, which have a row, with the definition that it has there."""
     figure = _OF_CANDIDATE[key]
     (found,) = figures_of_part("row", [figure])
     small_print = (lambda point: wide_interval(found.read(point))) if figure.is_estimate else None
@@ -64,7 +74,7 @@ def _of_candidate(key: str, **changes: Any) -> Figure[ScalingPoint]:
 def _other_figures(named: Collection[str]) -> tuple[Figure[ScalingPoint], ...]:
     """Return the figures of candidates that are not among those named."""
     return tuple(
-        _of_candidate(key, **_where(figure))
+        figure_of_candidate(key, **_where(figure))
         for key, figure in _OF_CANDIDATE.items()
         if key not in {*named, *NOT_OF_POINTS}
     )
@@ -88,12 +98,12 @@ def _efficiency(key: str, point: ScalingPoint) -> Estimate | None:
     return None if (gain := _gain(key, point)) is None else gain.efficiency
 
 
-def _part_share(part: str, point: ScalingPoint) -> Estimate | None:
+def _part_share(part: str, point: MeasuredPoint) -> Estimate | None:
     found: Estimate | None = None if point.row.split is None else getattr(point.row.split, part)
     return found
 
 
-def _part_s(part: str, point: ScalingPoint) -> float | None:
+def part_s(part: str, point: MeasuredPoint) -> float | None:
     return None if point.row.split is None else float(getattr(point.row.split.mean, f"{part}_s"))
 
 
@@ -127,7 +137,7 @@ def _gain_figures(key: str, baseline: Baseline) -> tuple[Figure[ScalingPoint], .
     )
 
 
-SHAPE_FIGURES: tuple[Figure[ScalingPoint], ...] = (
+SHAPE_FIGURES: tuple[Figure[Any], ...] = (
     Figure(
         key="ranks",
         heading="Ranks",
@@ -169,8 +179,8 @@ POINT_FIGURES: tuple[Figure[ScalingPoint], ...] = (
             "batch_per_rank", "Batch per rank", "Samples per step on each rank: constant in weak scaling."
         ),
     ),
-    _of_candidate("repeats"),
-    _of_candidate("step_s", heading="Time per step", terminal=InTerminal("time/step", 10, "half width")),
+    figure_of_candidate("repeats"),
+    figure_of_candidate("step_s", heading="Time per step", terminal=InTerminal("time/step", 10, "half width")),
     Figure(
         key="epoch_s",
         heading="Time per epoch",
@@ -185,7 +195,7 @@ POINT_FIGURES: tuple[Figure[ScalingPoint], ...] = (
 )
 
 
-def _part_figures(part: str) -> tuple[Figure[ScalingPoint], ...]:
+def _part_figures(part: str) -> tuple[Figure[Any], ...]:
     """Return a part of the time split: seconds for CSV, and the share of the step; JSON has both under the split."""
     return (
         Figure(
@@ -193,7 +203,7 @@ def _part_figures(part: str) -> tuple[Figure[ScalingPoint], ...]:
             heading=SPLIT_TERMS[part].term,
             format=TIMES,
             definition=SPLIT_TERMS[part],
-            value=partial(_part_s, part),
+            value=partial(part_s, part),
             page=False,
             json=False,
         ),
@@ -210,7 +220,7 @@ def _part_figures(part: str) -> tuple[Figure[ScalingPoint], ...]:
     )
 
 
-PART_FIGURES: tuple[Figure[ScalingPoint], ...] = tuple(figure for part in PARTS for figure in _part_figures(part))
+PART_FIGURES: tuple[Figure[Any], ...] = tuple(figure for part in PARTS for figure in _part_figures(part))
 
 
 def point_csv(point: ScalingPoint) -> dict[str, Any]:
@@ -230,7 +240,7 @@ def point_json(point: ScalingPoint) -> dict[str, Any]:
             "oversubscribed": point.oversubscribed or None,
             **json_values((*POINT_FIGURES, *PART_FIGURES), point),
             **{name: gain and gain.to_dict() for name, gain in point.gains.items()},
-            "split_s": None if point.row.split is None else {part: _part_s(part, point) for part in PARTS},
+            "split_s": None if point.row.split is None else {part: part_s(part, point) for part in PARTS},
         }
     )
     return found

@@ -34,8 +34,6 @@ from paceline.report.run_description import format_remaining, on_hosts, run_leng
 from paceline.report.terminal.doctor import LiveExamination
 
 POLL_S = 0.2
-SHOWN = ("step_s", "ratio", "exposed")
-"""Figures of the results so far."""
 
 
 class ShownRun(Protocol):
@@ -52,6 +50,9 @@ class ShownRun(Protocol):
 
 class LiveTable:
     """Live display of an experiment; where the console is not a terminal, one line per stage."""
+
+    shown: tuple[str, ...] = ("step_s", "ratio", "exposed")
+    """Figures of the results so far."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -185,7 +186,7 @@ class LiveTable:
         if self._comparison is None:
             return table
         rows = [row for row in self.rows_to_show(self._comparison) if row.step_s is not None]
-        columns = [column_of(CANDIDATE_FIGURES, key, rows) for key in SHOWN]
+        columns = [column_of(CANDIDATE_FIGURES, key, rows) for key in self.shown]
         for heading in ("so far", *[column.heading for column in columns]):
             table.add_column(heading, justify="right" if heading != "so far" else "left")
         for row, *texts in zip(rows, *[column.texts for column in columns], strict=True):

@@ -2,72 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingCurve, ScalingGain, ScalingPoint
 from paceline.analysis.statistics import Estimate
-from paceline.formatting import FACTOR, SHARE, TIMES, Unit, tick_label, unit_for, whole
+from paceline.formatting import FACTOR, SHARE, TIMES, Unit, unit_for, whole
 from paceline.records.experiment import Candidate
-from paceline.report.figures.columns import interval_or_repeats
-from paceline.report.figures.points import BASELINES, wide_interval
-from paceline.report.plots.drawing import (
-    LABEL_SIZE,
-    LINE,
-    Json,
-    Panel,
-    axis,
-    base_layout,
-    grid,
-    heading,
-    numbered,
-    plain,
-    rounded,
-    short_names,
-    ticks,
+from paceline.report.figures.points import BASELINES
+from paceline.report.plots.drawing import Json, base_layout, short_names
+from paceline.report.plots.end_labels import AxisScale, end_label
+from paceline.report.plots.line_panels import (
+    PanelAxis,
+    PanelLine,
+    label_place,
+    label_px,
+    line_shifts,
+    on_panel,
+    panel_layout,
+    panel_traces,
+    upper_end,
+    value_scale,
 )
-from paceline.report.plots.end_labels import AxisScale, end_label, spread_labels
 from paceline.report.plots.palette import colours
 from paceline.report.scaling_verdict import TITLES, format_ranks
 
-HEIGHT, GAP_HEIGHT, TOP, BOTTOM, LEFT = 250, 74, 34, 48, 52
-"""Pixels: height of a panel, gap between rows of panels, and margins."""
-WIDE = 960
-"""Width that panels in a row are laid out for, in pixels."""
-MANY_TIMES = 6.0
-"""Ratio of the slowest to the fastest time from which the axis of times is logarithmic."""
 MANY_RANKS = 12
 """Ratio of the most to the fewest ranks from which the axis of ranks is logarithmic."""
 LONGEST_NAME = 18
-SHIFT, FURTHEST_SHIFT = 0.03, 0.045
-"""Shares of the axis: shift between the points of two lines on the same ranks, and the largest shift."""
-
 Value = Callable[[ScalingPoint], Estimate | None]
-
-
-@dataclass(frozen=True)
-class _Line:
-    """Curve with its values and style."""
-
-    label: str
-    colour: str
-    dash: str
-    places: list[ScalingPoint]
-    values: list[Estimate]
-    unit: Unit
-    scaling: Scaling
-    shift: float
-    """Horizontal shift of its points, as a share of the axis, so that intervals of several lines do not coincide."""
-
-    def xs(self, across: AxisScale) -> list[float]:
-        """Return the horizontal positions of its points."""
-        low, high = across.ends
-        return [across.value(across.place(point.ranks) + self.shift * (high - low)) for point in self.places]
-
-    @property
-    def ys(self) -> list[float]:
-        return [value.value / self.unit.scale for value in self.values]
 
 
 def strategy_colours(scaling: Scaling) -> dict[str, str]:
@@ -95,29 +57,29 @@ def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
     ranks = sorted({point.ranks for curve in measured for point in curve.points})
     across = AxisScale(*_reach(ranks), logarithmic=ranks[-1] / ranks[0] >= MANY_RANKS)
     times = _times(scaling, measured)
-    views, sets = [], [_on_panel(0, _panel_traces(times, _time_scale(times), across, ranks))]
+    views, sets = [], [on_panel(0, panel_traces(times, value_scale(times), across, ranks))]
     for key, baseline in _order(measured).items():
         gains, shares = _gains(scaling, measured, key), _shares(scaling, measured, key)
-        scales = [_time_scale(times), _speed_scale(gains, ranks), _share_scale(shares)]
+        scales = [value_scale(times), _speed_scale(gains, ranks), _share_scale(shares)]
         number = len(sets)
         for panel, (lines, ideal) in enumerate([(gains, list(map(float, ranks))), (shares, [100.0] * len(ranks))], 1):
             drawn = _ideal(ranks, ideal, across)
-            sets.append(
-                _on_panel(panel, [*drawn, *_panel_traces(lines, scales[panel], across, ranks, taken=ideal[-1:])])
-            )
-        titles = [
-            f"Time per step, {times[0].unit.name}",
-            f"Speed-up over {baseline}",
-            f"Efficiency over {baseline}",
+            sets.append(on_panel(panel, [*drawn, *panel_traces(lines, scales[panel], across, ranks, taken=ideal[-1:])]))
+        panels = [
+            PanelAxis(f"Time per step, {times[0].unit.name}", scales[0]),
+            PanelAxis(f"Speed-up over {baseline}", scales[1], "" if gains else "none is claimed"),
+            PanelAxis(
+                f"Efficiency over {baseline}", scales[2], _reason(measured, key) if not shares else "", is_share=True
+            ),
         ]
-        notes = ["", "" if gains else "none is claimed", _reason(measured, key) if not shares else ""]
+        room = label_px(list(curve_names(scaling).values()))
         views.append(
             {
                 "group": "",
                 "label": f"Relative to {baseline}",
                 "sets": [[0, "y"], [number, "y2"], [number + 1, "y3"]],
-                "layout": _layout(titles, notes, scales, across, ranks, _label_px(scaling), 3),
-                "medium": _layout(titles, notes, scales, across, ranks, _label_px(scaling), 1),
+                "layout": panel_layout(panels, across, "ranks", ranks, room, 3),
+                "medium": panel_layout(panels, across, "ranks", ranks, room, 1),
             }
         )
     return {
@@ -129,11 +91,6 @@ def curves_figure(scaling: Scaling, mode: Mode) -> Json | None:
     }
 
 
-def _on_panel(number: int, traces: Sequence[Json]) -> list[Json]:
-    """Return the traces with the horizontal axis of their panel; the view sets the vertical one."""
-    return [trace | {"xaxis": numbered("x", number)} for trace in traces]
-
-
 def _order(curves: Sequence[ScalingCurve]) -> dict[str, str]:
     """Return the baselines to compare with; first those for which efficiencies are claimed, `single` before itself."""
     points = [point for curve in curves for point in curve.points]
@@ -143,29 +100,35 @@ def _order(curves: Sequence[ScalingCurve]) -> dict[str, str]:
     return {key: BASELINES[key].full for key in kept}
 
 
-def _lines(scaling: Scaling, curves: Sequence[ScalingCurve], value: Value, unit: Unit) -> list[_Line]:
+def _lines(scaling: Scaling, curves: Sequence[ScalingCurve], value: Value, unit: Unit) -> list[PanelLine]:
     names, tints = curve_names(scaling), strategy_colours(scaling)
-    shifts = _shifts(curves)
+    shifts = line_shifts([curve.role != "baseline" for curve in curves])  # That of one process is a horizontal line.
     found = []
     for curve, shift in zip(curves, shifts, strict=True):
         known = [(point, own) for point in curve.points if (own := value(point)) is not None]
         if known:
-            dash = "dot" if curve.ranks_per_host not in (None, 1) else "solid"
-            label = names[curve.strategy, curve.ranks_per_host]
-            points, values = [point for point, _ in known], [own for _, own in known]
-            found.append(_Line(label, tints[curve.strategy], dash, points, values, unit, scaling, shift))
+            found.append(
+                PanelLine(
+                    label=names[curve.strategy, curve.ranks_per_host],
+                    colour=tints[curve.strategy],
+                    dash="dot" if curve.ranks_per_host not in (None, 1) else "solid",
+                    places=[point.ranks for point, _ in known],
+                    values=[own for _, own in known],
+                    unit=unit,
+                    names=[_name(scaling, point) for point, _ in known],
+                    remarks=[point.oversubscribed for point, _ in known],
+                    is_level=curve.role == "baseline",
+                    shift=shift,
+                )
+            )
     return found
 
 
-def _shifts(curves: Sequence[ScalingCurve]) -> list[float]:
-    """Return a small horizontal shift for each curve but that of one process, which is a horizontal line."""
-    moved = [number for number, curve in enumerate(curves) if curve.role != "baseline"]
-    gap = min(SHIFT, 2 * FURTHEST_SHIFT / max(1, len(moved) - 1))
-    places = {number: gap * (place - (len(moved) - 1) / 2) for place, number in enumerate(moved)}
-    return [places.get(number, 0.0) for number in range(len(curves))]
+def _name(scaling: Scaling, point: ScalingPoint) -> str:
+    return f"{point.strategy} on {format_ranks(point, scaling)}, batch {whole(point.batch)}"
 
 
-def _times(scaling: Scaling, curves: Sequence[ScalingCurve]) -> list[_Line]:
+def _times(scaling: Scaling, curves: Sequence[ScalingCurve]) -> list[PanelLine]:
     def time(point: ScalingPoint) -> Estimate | None:
         return point.row.step_s if point.row.is_measured else None
 
@@ -173,7 +136,7 @@ def _times(scaling: Scaling, curves: Sequence[ScalingCurve]) -> list[_Line]:
     return _lines(scaling, curves, time, unit_for(values, TIMES))
 
 
-def _gains(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[_Line]:
+def _gains(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[PanelLine]:
     def speed_up(point: ScalingPoint) -> Estimate | None:
         gain = point.gains[key]
         return None if gain is None else gain.speed_up
@@ -181,7 +144,7 @@ def _gains(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[_
     return _lines(scaling, curves, speed_up, FACTOR)
 
 
-def _shares(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[_Line]:
+def _shares(scaling: Scaling, curves: Sequence[ScalingCurve], key: str) -> list[PanelLine]:
     def efficiency(point: ScalingPoint) -> Estimate | None:
         gain = point.gains[key]
         return None if gain is None else gain.efficiency
@@ -205,170 +168,19 @@ def _reach(ranks: Sequence[int]) -> tuple[float, float]:
     return ranks[0] - 0.06 * span, ranks[-1] + 0.14 * span
 
 
-def _label_place(across: AxisScale) -> float:
-    """Return the horizontal position at which labels begin."""
-    low, high = across.ends
-    return across.value(high - 0.03 * (high - low))
-
-
-def _time_scale(lines: Sequence[_Line]) -> AxisScale:
-    values = [value for line in lines for value in line.ys]
-    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
-    if max(values) / min(values) >= MANY_TIMES:
-        return AxisScale(min(values) / 1.25, max([*values, *tops]) * 1.15, logarithmic=True)
-    return AxisScale(0.0, 1.08 * max([*values, *tops]), logarithmic=False)
-
-
-def _speed_scale(lines: Sequence[_Line], ranks: Sequence[int]) -> AxisScale:
+def _speed_scale(lines: Sequence[PanelLine], ranks: Sequence[int]) -> AxisScale:
     """Return the axis of speed-ups, which always includes the ideal line."""
-    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
+    tops = [upper_end(line, place) for line in lines for place in range(len(line.ys))]
     return AxisScale(0.0, 1.06 * max([float(ranks[-1]), *tops]), logarithmic=False)
 
 
-def _share_scale(lines: Sequence[_Line]) -> AxisScale:
-    tops = [_upper_end(line, place) for line in lines for place in range(len(line.ys))]
+def _share_scale(lines: Sequence[PanelLine]) -> AxisScale:
+    tops = [upper_end(line, place) for line in lines for place in range(len(line.ys))]
     return AxisScale(0.0, max([110.0, *[1.05 * top for top in tops]]), logarithmic=False)
-
-
-def _upper_end(line: _Line, place: int) -> float:
-    """Return the upper end of an interval, limited so that a wide one does not flatten everything else."""
-    high = line.values[place].high
-    value = line.ys[place]
-    return value if high is None else min(high / line.unit.scale, 1.3 * value)
-
-
-def _panel_traces(
-    lines: Sequence[_Line], scale: AxisScale, across: AxisScale, ranks: Sequence[int], taken: Sequence[float] = ()
-) -> list[Json]:
-    """Return the lines with their intervals, then their labels, which keep clear of heights that are `taken`."""
-    drawn = [_line_trace(line, ranks, scale, across) for line in lines]
-    places = spread_labels(
-        [scale.place(line.ys[-1]) for line in lines], scale, [scale.place(own) for own in taken], height=HEIGHT
-    )
-    labels = [_label(line, scale.value(place), across, ranks) for line, place in zip(lines, places, strict=True)]
-    return [*drawn, *labels]
-
-
-def _line_trace(line: _Line, ranks: Sequence[int], scale: AxisScale, across: AxisScale) -> Json:
-    """Return the trace of a line; that of one process becomes a dotted horizontal line over the whole panel."""
-    level = line.places[0].candidate.role == "baseline" and len(line.places) == 1 and len(ranks) > 1
-    values = line.values * (2 if level else 1)
-    reach = [end * line.unit.scale for end in (scale.low, scale.high)]  # Intervals are cut off at the panel's edge.
-    highs = [None if v.high is None else (min(v.high, reach[1]) - v.value) / line.unit.scale for v in values]
-    lows = [None if v.low is None else (v.value - max(v.low, reach[0])) / line.unit.scale for v in values]
-    oversubscribed = [bool(point.oversubscribed) for point in line.places]
-    return {
-        "type": "scatter",
-        "mode": "lines" if level else "lines+markers",
-        "x": [ranks[0], ranks[-1]] if level else rounded(line.xs(across)),
-        "y": rounded(line.ys * (2 if level else 1)),
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": highs,
-            "arrayminus": lows,
-            "color": line.colour,
-            "thickness": 1,
-            "width": 3,
-            "visible": not level,
-        },
-        "line": {"color": line.colour, "width": LINE, "dash": "dot" if level else line.dash},
-        "marker": {
-            "color": line.colour,
-            "size": 7,
-            "symbol": ["circle-open" if own else "circle" for own in oversubscribed],
-        },
-        "cliponaxis": False,
-        "customdata": [_tooltip(line, place) for place in range(len(line.places))] * (2 if level else 1),
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }
-
-
-def _tooltip(line: _Line, place: int) -> str:
-    point, value = line.places[place], line.values[place]
-    unit = line.unit
-    ends = wide_interval(value) or interval_or_repeats(value, unit)
-    range_line = f"<br>{'both repeats' if value.each else '95% interval'}: {ends}" if ends else ""
-    oversubscribed = f"<br>{plain(point.oversubscribed)}" if point.oversubscribed else ""
-    what = f"{plain(point.strategy)} on {format_ranks(point, line.scaling)}, batch {whole(point.batch)}"
-    return f"{what}<br>{unit.text(value.value)}{range_line}{oversubscribed}"
-
-
-def _label(line: _Line, height: float, across: AxisScale, ranks: Sequence[int]) -> Json:
-    """Return a curve's label, with a thin line to its end."""
-    level = line.places[0].candidate.role == "baseline"
-    end = ranks[-1] if level else line.xs(across)[-1]
-    return end_label(line.label, line.colour, (end, line.ys[-1]), (_label_place(across), height))
 
 
 def _ideal(ranks: Sequence[int], values: Sequence[float], across: AxisScale) -> list[Json]:
     """Return the line of ideal scaling and its label."""
     line = {"color": "@muted", "width": 1.2, "dash": "dash"}
     ideal = {"type": "scatter", "mode": "lines", "x": list(ranks), "y": list(values), "line": line, "hoverinfo": "skip"}
-    return [ideal, end_label("ideal", "@muted", (ranks[-1], values[-1]), (_label_place(across), values[-1]))]
-
-
-def _label_px(scaling: Scaling) -> int:
-    return 12 + round(7.0 * max(map(len, curve_names(scaling).values())))
-
-
-def _layout(
-    titles: Sequence[str],
-    notes: Sequence[str],
-    scales: Sequence[AxisScale],
-    across: AxisScale,
-    ranks: Sequence[int],
-    label_px: int,
-    columns: int,
-) -> Json:
-    """Return a layout with `columns` panels in a row."""
-    lines = math.ceil(len(titles) / columns)
-    inside = lines * HEIGHT + (lines - 1) * GAP_HEIGHT
-    gap_x = (label_px + LEFT) / (WIDE - LEFT - label_px) if columns > 1 else 0.0
-    panels = grid(len(titles), columns, gap_x=gap_x, gap_y=GAP_HEIGHT / inside)
-    layout: Json = {
-        "height": inside + TOP + BOTTOM,
-        "margin": {"l": LEFT, "r": label_px, "t": TOP, "b": BOTTOM},
-        "annotations": [
-            *[heading(plain(title), panel) for title, panel in zip(titles, panels, strict=True)],
-            *[_note(note, panel) for note, panel in zip(notes, panels, strict=True) if note],
-        ],
-    }
-    for number, (panel, scale) in enumerate(zip(panels, scales, strict=True)):
-        layout[numbered("xaxis", number)] = axis(
-            "ranks",
-            domain=panel.x,
-            anchor=numbered("y", number),
-            showgrid=False,
-            type="log" if across.logarithmic else "linear",
-            range=across.ends,
-            tickvals=list(ranks),
-            ticktext=[str(rank) for rank in ranks],
-        )
-        layout[numbered("yaxis", number)] = _vertical(scale, share=number == len(panels) - 1) | {
-            "domain": panel.y,
-            "anchor": numbered("x", number),
-        }
-    return layout
-
-
-def _vertical(scale: AxisScale, *, share: bool) -> Json:
-    if scale.logarithmic:
-        marks = ticks(scale.low, scale.high)
-        return axis(type="log", range=scale.ends, tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
-    return axis(range=scale.ends, nticks=6, **({"ticksuffix": "%"} if share else {}))
-
-
-def _note(text: str, panel: Panel) -> Json:
-    """Return a note in the middle of a panel without curves."""
-    middle: Json = {"x": sum(panel.x) / 2, "y": sum(panel.y) / 2}
-    lines = plain(text).replace(", ", ",<br>")
-    return (
-        heading(lines, panel, raised=0)
-        | middle
-        | {
-            "xanchor": "center",
-            "yanchor": "middle",
-            "font": {"size": LABEL_SIZE, "color": "@muted"},
-        }
-    )
+    return [ideal, end_label("ideal", "@muted", (ranks[-1], values[-1]), (label_place(across), values[-1]))]

@@ -33,13 +33,14 @@ def split_figure(scaling: Scaling, mode: Mode) -> Json | None:
     return {
         "title": f"{TITLES[mode]}: time split of a step",
         "data": bar_traces(bars, unit),
-        "layout": _base_layout() | bar_layout(bars, unit, BAR_HEIGHT, LABEL_ROOM),
-        "narrow": _base_layout() | bar_layout(bars, unit, BAR_HEIGHT, NARROW_ROOM),
+        "layout": split_base_layout() | bar_layout(bars, unit, BAR_HEIGHT, LABEL_ROOM),
+        "narrow": split_base_layout() | bar_layout(bars, unit, BAR_HEIGHT, NARROW_ROOM),
         "keys": [{"label": NAMES[part], "colour": COLOURS[part], "hollow": False} for part in PARTS],
     }
 
 
-def _base_layout() -> Json:
+def split_base_layout() -> Json:
+    """Return a layout for stacked bars."""
     stacked = {"barmode": "stack", "bargap": 0.3, "uniformtext": {"minsize": 10, "mode": "hide"}}
     return base_layout(0, left=0, right=8, top=TOP, bottom=BOTTOM) | stacked
 

@@ -98,8 +98,8 @@ def _ranks(rows: Sequence[CandidateRow], names: dict[str, str]) -> list[StackedB
     return bars
 
 
-def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
-    """Return a trace per part, and the time of the whole step after the bars."""
+def bar_traces(bars: Sequence[StackedBar], unit: Unit, whole: str = "step") -> list[Json]:
+    """Return a trace per part, and the time of the whole step, or of another `whole`, after the bars."""
     traces: list[Json] = []
     for part in PARTS:
         values = [float(getattr(bar.split, f"{part}_s")) for bar in bars]
@@ -121,8 +121,8 @@ def bar_traces(bars: Sequence[StackedBar], unit: Unit) -> list[Json]:
                     [plain(bar.about), seconds(value), percent(share), _detail(part, bar.split)]
                     for bar, value, share in zip(bars, values, shares, strict=True)
                 ],
-                "hovertemplate": "%{customdata[0]}<br>%{meta}: %{customdata[1]}, %{customdata[2]} of the step"
-                "%{customdata[3]}<extra></extra>",
+                "hovertemplate": "%{customdata[0]}<br>%{meta}: %{customdata[1]}, %{customdata[2]} of the "
+                f"{whole}%{{customdata[3]}}<extra></extra>",
             }
         )
     return [*traces, _totals(bars, unit)]
@@ -151,14 +151,17 @@ def _totals(bars: Sequence[StackedBar], unit: Unit) -> Json:
     }
 
 
-def bar_layout(bars: Sequence[StackedBar], unit: Unit, height: int, label_room: float) -> Json:
-    """Return a layout with room for bars of a height, their labels, and the numbers after them."""
+def bar_layout(bars: Sequence[StackedBar], unit: Unit, height: int, label_room: float, whole: str = "step") -> Json:
+    """Return a layout with room for bars of a height, their labels, and the numbers after them.
+
+    `whole` is what a bar is the time of.
+    """
     last = bars[-1].place
     longest = max(bar.split.step_s for bar in bars) / unit.scale
     return {
         "height": round(height * (last + 1)) + TOP + BOTTOM,
         "margin": {"l": 22 + round(7.2 * max(len(bar.label) for bar in bars)), "r": 8, "t": TOP, "b": BOTTOM},
-        "xaxis": axis(f"{unit.name} per step", range=[0, label_room * longest], nticks=8),
+        "xaxis": axis(f"{unit.name} per {whole}", range=[0, label_room * longest], nticks=8),
         "yaxis": axis(
             range=[last + 0.5, -0.5],
             showgrid=False,

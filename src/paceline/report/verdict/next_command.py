@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.analysis.caveats import slowed_on_purpose
@@ -48,6 +48,11 @@ def _train(comparison: Comparison, winner: Candidate) -> str | None:
     config = dict(record_set.config) | winner.settings
     hosts = _ranks(design) | {"ranks": 1} if winner.role == "baseline" else _training_hosts(design)
     return _command("train", config, {"strategy": winner.strategy, **hosts})
+
+
+def train_command(config: Mapping[str, Any], design: Design, settings: Mapping[str, Any]) -> str:
+    """Return the command that trains with some settings on the ranks of a design."""
+    return _command("train", dict(config), {**_training_hosts(design), **settings})
 
 
 def _compare_longer(comparison: Comparison) -> str | None:

@@ -25,26 +25,37 @@ SAMPLES = 2
 MEAN_LOSSES = (F.cross_entropy, F.mse_loss, F.nll_loss, F.l1_loss, F.binary_cross_entropy_with_logits)
 """Functions whose default is the mean over the samples, so that they need no check."""
 CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
+FORWARD_AND_BACKWARD = 3
+"""FLOP of forward and backward ÷ those of forward: backward computes the gradients of inputs and of weights."""
 CLASS_LOSS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 ROUNDING = 1e-3
 """Largest relative difference of two losses that are taken as equal."""
 
 
 def check_model(
-    model: nn.Module, workload: Workload, source: Source, config: RunConfig, rank: int, test: Source | None = None
-) -> None:
+    model: nn.Module,
+    workload: Workload,
+    source: Source,
+    config: RunConfig,
+    rank: int,
+    test: Source | None = None,
+    *,
+    count_flop: bool = False,
+) -> float | None:
     """Raise for a workload that would fail or train wrongly, found on two samples of the training and the test data.
 
     The error names parameters without a gradient, unless they are allowed. The check changes nothing: gradients,
-    buffers and random number generators are restored.
+    buffers and random number generators are restored. With `count_flop`, return the FLOP of the forward and backward
+    pass of one sample; None if they cannot be counted.
     """
     kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     missing: list[str] = []
+    flop: float | None = None
     with kept_random_state(source.share.device):
         with _blaming_the_model("on its first batch", config):
             batch = source.peek(SAMPLES)
         if batch is not None:
-            missing = _check_training(model, workload, source, batch, config)
+            missing, flop = _check_training(model, workload, source, batch, config, count_flop)
         if test is not None:
             _check_test(model, workload, test, config)
     model.zero_grad(set_to_none=True)
@@ -54,13 +65,16 @@ def check_model(
                 buffer.copy_(kept[name])
     if missing:
         raise no_gradient_error(missing, rank)
+    return flop
 
 
-def _check_training(model: nn.Module, workload: Workload, source: Source, batch: Any, config: RunConfig) -> list[str]:
-    """Check one forward and backward pass; return the names of parameters without a gradient."""
+def _check_training(
+    model: nn.Module, workload: Workload, source: Source, batch: Any, config: RunConfig, count_flop: bool
+) -> tuple[list[str], float | None]:
+    """Check one forward and backward pass; return the names of parameters without a gradient, and FLOP per sample."""
     with _blaming_the_model("on its first batch", config, batch):
         with autocast(config.precision, source.share.device):
-            outcome = workload.forward(model, batch)
+            outcome, flop = _forward(model, workload, batch, count_flop)
         _check_outcome(workload, outcome)
         if not torch.isfinite(outcome.loss) and _is_not_finite(batch):
             raise WorkloadError(
@@ -71,9 +85,23 @@ def _check_training(model: nn.Module, workload: Workload, source: Source, batch:
             outcome.loss.backward()
     _check_labels("training", workload, outcome, source)
     _check_mean(model, workload, batch, source, config)
+    flop_per_sample = FORWARD_AND_BACKWARD * flop / batch_size(batch) if flop else None
     if config.allow_unused:
-        return []
-    return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        return [], flop_per_sample
+    return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None], flop_per_sample
+
+
+def _forward(model: nn.Module, workload: Workload, batch: Any, count_flop: bool) -> tuple[ForwardResult, int]:
+    """Return the result of a forward pass and its FLOP; 0 if they are not counted."""
+    if count_flop:
+        from torch.utils.flop_counter import FlopCounterMode  # Imports torch._dynamo, which ranks need in any case.
+
+        try:
+            with FlopCounterMode(display=False) as counter:
+                return workload.forward(model, batch), counter.get_total_flops()
+        except Exception:  # The counter does not support every model; without it, the model's own errors show.
+            model.zero_grad(set_to_none=True)
+    return workload.forward(model, batch), 0
 
 
 def _check_test(model: nn.Module, workload: Workload, test: Source, config: RunConfig) -> None:

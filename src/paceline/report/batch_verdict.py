@@ -1,0 +1,258 @@
+"""Verdict of an experiment over batch sizes: a few sentences, each with the figures that support it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.analysis.batch.sizes import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit
+from paceline.analysis.statistics import Estimate
+from paceline.formatting import (
+    ACCURACY,
+    FACTOR,
+    factor,
+    format_cores,
+    interval,
+    join_names,
+    number,
+    percent,
+    plural,
+    seconds,
+    size,
+    whole,
+)
+from paceline.report.verdict.next_command import train_command
+
+EXTRAPOLATED = (
+    "Times per epoch are extrapolated: the time per step × the steps of an epoch. Use --epochs to measure whole epochs."
+)
+LIMITS: dict[Limit, str] = {
+    "compute": "computing takes {} of its step",
+    "communication": "exposed communication takes {} of its step",
+    "data": "loading data takes {} of its step",
+    "other": "neither computing nor communication takes {} of its step",
+}
+LEAST_PAIRS = 3
+"""Fewest seeds from which a difference in accuracy is judged."""
+
+
+def sentences(found: BatchSizes) -> list[str]:
+    """Return the whole verdict: the fastest point, then each number of ranks, then remarks on the experiment."""
+    return [headline_sentence(found), *curve_sentences(found), *closing_sentences(found)]
+
+
+def headline_sentence(found: BatchSizes) -> str:
+    """Return the fastest point of all."""
+    best = found.best
+    if best is None:
+        return "No step was timed."
+    time = "" if best.epoch_s is None else f", an epoch in {seconds(best.epoch_s.value)}"
+    price = _certain_price(found, _curve_of(found, best))
+    cost = ""
+    if price is not None:
+        points, other = ACCURACY.write(price.difference.value), whole(price.accurate.batch)
+        cost = f"; its test accuracy is {points} percentage points below that of batch {other} at equal epochs"
+    return f"Batch {whole(best.batch)} on {format_place(best)} trains fastest: {_rate(best)}{time}{cost}."
+
+
+def curve_sentences(found: BatchSizes) -> list[str]:
+    """Return, for each strategy and number of ranks: the fastest size, where it stops paying, limits and accuracy."""
+    return [
+        f"{format_curve(curve)}: {sentence}"
+        for curve in found.curves
+        for sentence in (
+            *_fastest(found, curve),
+            *_limits(curve),
+            *_accuracy_price(found, curve),
+            *_at_equal_time(found, curve),
+        )
+    ]
+
+
+def closing_sentences(found: BatchSizes) -> list[str]:
+    """Return remarks on the experiment as a whole."""
+    remarks = []
+    if any(point.epoch_s and not point.epoch_is_measured for point in found.points):
+        remarks.append(EXTRAPOLATED)
+    repeats = {row.repeats for row in found.comparison.rows if row.is_measured}
+    if repeats == {1}:
+        remarks.append("One repeat gives no interval, so no difference here is certain. Use --repeats 3 or more.")
+    if found.comparison.interrupted:
+        remarks.append("This experiment was interrupted: it covers only the runs that had finished by then.")
+    return remarks
+
+
+def format_place(point: BatchPoint) -> str:
+    """Format the ranks of a point and its strategy, as "2 ranks (ddp)"."""
+    over = f" over {plural(point.hosts, 'host')}" if point.hosts > 1 else ""
+    return f"{plural(point.ranks, 'rank')}{over} ({point.strategy})"
+
+
+def format_curve(curve: BatchCurve) -> str:
+    """Format the strategy and the ranks of a curve."""
+    over = f" over {plural(curve.hosts, 'host')}" if curve.hosts > 1 else ""
+    return f"{curve.strategy} on {plural(curve.ranks, 'rank')}{over}"
+
+
+def memory_sentence(point: BatchPoint) -> str:
+    """Return the error of a point that ran out of memory, or failed in another way."""
+    what = "ran out of memory" if point.out_of_memory else "failed"
+    return f"Batch {whole(point.batch)} on {format_place(point)} {what}: {point.row.failure}"
+
+
+def next_command(found: BatchSizes) -> str | None:
+    """Return the command that trains with the size from which larger ones no longer pay, on the fastest ranks.
+
+    If the fastest size certainly costs accuracy, it is the most accurate size.
+    """
+    best = found.best
+    if best is None:
+        return None
+    curve = _curve_of(found, best)
+    price = _certain_price(found, curve)
+    chosen = price.accurate if price is not None else curve.enough or best
+    design = msgspec.structs.replace(found.design, ranks=chosen.ranks, hosts=chosen.hosts)
+    settings = {"strategy": chosen.strategy, "batch": chosen.batch}
+    return train_command(found.record_set.config, design, settings)
+
+
+@dataclass(frozen=True)
+class _Price:
+    """Price of the fastest size of a curve in test accuracy."""
+
+    accurate: BatchPoint
+    """Most accurate size."""
+    difference: Estimate
+    """Test accuracy of the most accurate size minus that of the fastest."""
+
+
+def _certain_price(found: BatchSizes, curve: BatchCurve) -> _Price | None:
+    """Return the price of the fastest size if it exceeds the spread between seeds; None otherwise."""
+    best, accurate = curve.best, found.most_accurate(curve)
+    if best is None or accurate is None or accurate is best:
+        return None
+    difference = found.accuracy_difference(accurate, best)
+    if difference is None or difference.low is None or difference.repeats < LEAST_PAIRS or difference.spans(0):
+        return None
+    return _Price(accurate, difference)
+
+
+def _curve_of(found: BatchSizes, point: BatchPoint) -> BatchCurve:
+    return next(curve for curve in found.curves if point in curve.points)
+
+
+def _fastest(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
+    """Yield the fastest size, and the smallest that is nearly as fast."""
+    best, enough = curve.best, curve.enough
+    if best is None or enough is None:
+        return
+    rate = f"batch {whole(best.batch)} trains fastest, {_rate(best)}"
+    if len(curve.measured) == 1:
+        yield f"only batch {whole(best.batch)} was measured, {_rate(best)}."
+    elif enough is best:
+        before = [point for point in curve.measured if point.size < best.size][-1:]
+        after = [point for point in curve.measured if point.size > best.size][:1]
+        gained = "".join(_gain(found, best, point) for point in before or after)
+        largest = "; it is the largest that was measured" if best is curve.measured[-1] else ""
+        yield f"{rate}{gained}{largest}."
+    else:
+        share = percent(WITHIN, 0)
+        yield f"{rate}; batch {whole(enough.batch)} is within {share} of that, so larger ones no longer pay."
+
+
+def _gain(found: BatchSizes, best: BatchPoint, other: BatchPoint) -> str:
+    ratio = found.rate_ratio(best, other)
+    if ratio is None:
+        return ""
+    if ratio.low is not None and ratio.spans(1):
+        return f", with no measurable difference from batch {whole(other.batch)} ({_format_ratio(ratio)})"
+    return f", {_format_ratio(ratio)} as fast as batch {whole(other.batch)}"
+
+
+def _limits(curve: BatchCurve) -> Iterator[str]:
+    """Yield what limits the fastest size: memory of larger ones, the processor, communication or data."""
+    best, failed = curve.best, curve.first_without_memory
+    if failed is not None:
+        largest = curve.measured[-1] if curve.measured else None
+        needs = ""
+        if largest is not None and largest.row.peak_bytes is not None:
+            needs = f", after {size(largest.row.peak_bytes)} on a rank at batch {whole(largest.batch)}"
+        yield f"memory limits the batch: {whole(failed.batch)} ran out of memory{needs}."
+    if best is None:
+        return
+    clauses = []
+    split, limit = best.row.split, best.limit
+    if split is not None and limit is not None:
+        amounts = {
+            "compute": split.mean.computing_s,
+            "communication": split.mean.exposed_s,
+            "data": split.mean.data_s,
+            "other": split.mean.other_s - split.mean.data_s,
+        }
+        clauses.append(LIMITS[limit].format(percent(amounts[limit] / split.mean.step_s, 0)))
+    if best.cpu_share is not None and best.cpu_cores is not None:
+        busy, used = percent(best.cpu_share.value, 0), format_cores(round(best.cpu_cores.value, 1))
+        full = ", so the processor is the limit" if best.cpu_share.value >= BUSY and limit == "compute" else ""
+        clauses.append(f"its ranks keep {used} busy ({busy} of the usable ones){full}")
+    if best.mfu is not None:
+        clauses.append(f"the model uses {percent(best.mfu.value)} of the peak")
+    if clauses:
+        yield f"at batch {whole(best.batch)} {'; '.join(clauses)}."
+
+
+def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
+    """Yield the test accuracy of the fastest size, compared with the most accurate one at equal epochs."""
+    best, accurate = curve.best, found.most_accurate(curve)
+    if best is None or accurate is None or best.row.test_accuracy is None or accurate.row.test_accuracy is None:
+        return
+    own = percent(best.row.test_accuracy.value)
+    if accurate is best:
+        if len([point for point in curve.measured if point.row.test_accuracy]) > 1:
+            yield f"at equal epochs, batch {whole(best.batch)} also has the highest test accuracy, {own}."
+        return
+    other = percent(accurate.row.test_accuracy.value)
+    compared = f"batch {whole(best.batch)} reaches a test accuracy of {own}, batch {whole(accurate.batch)} {other}"
+    price, difference = _certain_price(found, curve), found.accuracy_difference(accurate, best)
+    if price is not None:
+        ends = interval(price.difference.low, price.difference.high, ACCURACY)
+        points = ACCURACY.write(price.difference.value)
+        yield f"at equal epochs, {compared}: the speed costs {points} percentage points ({ends})."
+    elif difference is None or difference.low is None or difference.repeats < LEAST_PAIRS:
+        yield f"at equal epochs, {compared}; too few repeats to tell whether that is more than chance."
+    else:
+        yield f"at equal epochs, {compared}: no measurable difference."
+
+
+def _at_equal_time(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
+    """Yield the size with the highest training accuracy, or the lowest loss, when the first run ended."""
+    if found.equal_time_s is None or len(curve.measured) < 2:
+        return
+    when = f"when the first run of all ended (after {seconds(found.equal_time_s.value)})"
+    accuracies = [(own.value, point) for point in curve.measured if (own := point.equal_time_accuracy) is not None]
+    losses = [(own.value, point) for point in curve.measured if (own := point.equal_time_loss) is not None]
+    if accuracies:
+        value, point = max(accuracies, key=lambda pair: pair[0])
+        yield f"{when}, batch {whole(point.batch)} had the highest training accuracy, {percent(value)}."
+    elif losses:
+        value, point = min(losses, key=lambda pair: pair[0])
+        yield f"{when}, batch {whole(point.batch)} had the lowest training loss, {number(value)}."
+
+
+def format_facts_of_sizes(found: BatchSizes) -> str:
+    """Format the sizes of an experiment."""
+    kind = "batches per rank" if found.design.per_rank else "global batches"
+    return f"{kind} {join_names([whole(own) for own in found.design.sizes])}"
+
+
+def _rate(point: BatchPoint) -> str:
+    return f"{whole(point.rate)} samples per second"
+
+
+def _format_ratio(ratio: Estimate) -> str:
+    if ratio.low is None or ratio.high is None:
+        return factor(ratio.value)
+    too_wide = ratio.is_vague and ratio.spans(1)
+    ends = f"n = {ratio.repeats}" if too_wide else interval(ratio.low, ratio.high, FACTOR)
+    return f"{factor(ratio.value)} ({ends})"

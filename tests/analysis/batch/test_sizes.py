@@ -1,0 +1,187 @@
+"""Every figure of an experiment over batch sizes, against numbers that were computed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batch_on_disk import read_batch_sizes, write_batch_sizes
+from examinations import examination
+from experiments_on_disk import write_experiment
+from paceline.analysis.batch.sizes import BatchPoint, BatchSizes, batch_sizes
+from paceline.analysis.record_set import collect_records
+from paceline.analysis.statistics import Estimate
+from paceline.errors import RecordError
+from paceline.records.examination import write_examination
+from paceline.records.experiment import read_experiment
+
+
+def at(found: BatchSizes, strategy: str, size: int) -> BatchPoint:
+    (point,) = [point for point in found.points if (point.strategy, point.size) == (strategy, size)]
+    return point
+
+
+def value(estimate: Estimate | None) -> float:
+    assert estimate is not None
+    return estimate.value
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> BatchSizes:
+    """Batches of 64 and 128 on one rank and on two, trained for two epochs, with an examination of the link."""
+    path = write_batch_sizes(tmp_path_factory.mktemp("batch") / "e")
+    write_examination(path, examination())
+    return read_batch_sizes(path)
+
+
+def test_time_per_epoch_with_and_without_data(found: BatchSizes) -> None:
+    for strategy, size, epoch_s in (("single", 64, 1.0), ("single", 128, 0.8), ("ddp", 64, 0.8), ("ddp", 128, 0.5)):
+        point = at(found, strategy, size)
+        assert point.epoch_is_measured
+        assert value(point.epoch_s) == pytest.approx(epoch_s), "the second epoch; the first takes twice as long"
+        assert value(point.epoch_data_s) == pytest.approx(0.1 * epoch_s)
+        assert value(point.epoch_without_data_s) == pytest.approx(0.9 * epoch_s)
+
+
+def test_an_epoch_is_extrapolated_from_the_step_in_a_short_run(tmp_path: Path) -> None:
+    point = at(read_batch_sizes(write_batch_sizes(tmp_path / "e", trains=False)), "ddp", 64)
+    assert not point.epoch_is_measured
+    assert value(point.epoch_s) == pytest.approx(10 * 0.08), "10 steps of 64 are 640 samples"
+    assert value(point.epoch_without_data_s) == pytest.approx(10 * (0.08 - 0.008))
+    assert (point.end_loss, point.equal_time_loss, point.row.test_accuracy) == (None, None, None)
+
+
+def test_throughput_and_speed_up(found: BatchSizes) -> None:
+    rates = {(point.strategy, point.size): point.rate for point in found.points}
+    assert rates == {
+        ("single", 64): pytest.approx(640),
+        ("single", 128): pytest.approx(800),
+        ("ddp", 64): pytest.approx(800),
+        ("ddp", 128): pytest.approx(1280),
+    }
+    assert at(found, "single", 64).over_fewest is None
+    gain = at(found, "ddp", 128).over_fewest
+    assert gain is not None
+    assert (gain.baseline, gain.speed_up.value) == ("single on 1, batch 128", pytest.approx(1.6))
+    assert value(at(found, "ddp", 64).speed_up) == pytest.approx(1.25)
+    assert value(at(found, "ddp", 128).over_smallest) == pytest.approx(1.6)
+    assert value(at(found, "single", 64).over_smallest) == 1
+
+
+def test_computation_and_communication_per_epoch(found: BatchSizes) -> None:
+    """Rank 0 computes 78% of a step and communicates 30%, 10% at once; rank 1 80%, 28% and 10%."""
+    point = at(found, "ddp", 128)
+    assert value(point.epoch_computing_s) == pytest.approx(0.5 * 0.79)
+    assert value(point.epoch_communicating_s) == pytest.approx(0.5 * 0.29)
+    assert value(point.epoch_exposed_s) == pytest.approx(0.5 * 0.19)
+    alone = at(found, "single", 64)
+    assert value(alone.epoch_computing_s) == pytest.approx(0.98)
+    assert value(alone.epoch_communicating_s) == 0
+
+
+def test_bandwidth_utilisation(found: BatchSizes) -> None:
+    """An all-reduce of 4,000 bytes takes 28% of a step on the rank that comes last; on 2 ranks busbw is algbw."""
+    measured = examination().link
+    assert measured is not None
+    point = at(found, "ddp", 128)
+    assert point.utilisation == pytest.approx(4000 / (0.28 * 0.1) / measured.bytes_per_s)
+    assert point.link_share == pytest.approx(4000 / (0.29 * 0.1) / measured.bytes_per_s)
+    assert (at(found, "single", 64).utilisation, at(found, "single", 64).link_share) == (None, None)
+
+
+def test_use_of_processors_and_memory(found: BatchSizes) -> None:
+    """One core has a peak of 1 GFLOP/s, a sample takes 1 MFLOP, and all points use two cores."""
+    assert value(at(found, "single", 64).flop_per_s) == pytest.approx(640e6)
+    assert value(at(found, "single", 64).mfu) == pytest.approx(0.32)
+    assert value(at(found, "ddp", 128).mfu) == pytest.approx(0.64)
+    assert (value(at(found, "single", 64).cpu_cores), value(at(found, "single", 64).cpu_share)) == (1.5, 0.75)
+    assert value(at(found, "ddp", 64).cpu_cores) == pytest.approx(1.9)
+    assert value(at(found, "ddp", 64).cpu_share) == pytest.approx(0.95)
+    assert at(found, "ddp", 64).row.peak_bytes == 400_000_001
+
+
+def test_loss_and_accuracy_at_equal_epochs(found: BatchSizes) -> None:
+    """The last epoch has two windows: of equal length at batch 64, of 2 and 3 steps at batch 128."""
+    assert value(at(found, "single", 64).end_loss) == pytest.approx((0.8 + 0.4) / 2)
+    assert value(at(found, "single", 64).end_accuracy) == pytest.approx((0.625 + 0.75) / 2)
+    assert value(at(found, "ddp", 128).end_loss) == pytest.approx((2 * 0.8 + 3 * 0.4) / 5)
+    assert value(at(found, "ddp", 128).end_accuracy) == pytest.approx((2 * 0.625 + 3 * 0.75) / 5)
+    assert value(at(found, "ddp", 128).row.test_accuracy) == 0.91
+
+
+def test_loss_and_accuracy_at_equal_time(found: BatchSizes) -> None:
+    """ddp with batch 128 ends first, after 2 × 0.5 s + 0.5 s; the others have then trained their first window."""
+    assert value(found.equal_time_s) == pytest.approx(1.5)
+    fastest = at(found, "ddp", 128)
+    assert value(fastest.equal_time_loss) == pytest.approx(value(fastest.end_loss))
+    assert value(fastest.equal_time_accuracy) == pytest.approx(value(fastest.end_accuracy))
+    for strategy, size in (("single", 64), ("single", 128), ("ddp", 64)):
+        assert value(at(found, strategy, size).equal_time_loss) == 2.0
+        assert value(at(found, strategy, size).equal_time_accuracy) == 0.25
+
+
+def test_the_fastest_size_and_where_it_stops_paying(found: BatchSizes) -> None:
+    best = {curve.ranks: (curve.best and curve.best.size, curve.enough and curve.enough.size) for curve in found.curves}
+    assert best == {1: (128, 128), 2: (128, 128)}
+    assert found.best is at(found, "ddp", 128)
+    difference = found.accuracy_difference(at(found, "ddp", 64), at(found, "ddp", 128))
+    assert value(difference) == pytest.approx(0.05)
+    accurate = found.most_accurate(found.curves[1])
+    assert accurate is at(found, "ddp", 64)
+
+
+def test_a_smaller_size_is_enough_within_five_per_cent(tmp_path: Path) -> None:
+    """Where the time per sample is constant, all sizes are equally fast."""
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", sizes=(32, 160), ranks=(2,), trains=False))
+    (curve,) = found.curves
+    assert curve.enough is not None
+    assert curve.enough.size == 32
+
+
+def test_a_point_without_memory_does_not_affect_the_others(tmp_path: Path) -> None:
+    path = write_batch_sizes(tmp_path / "e", sizes=(64, 128, 160), out_of_memory=["single on 1, batch 160"])
+    found = read_batch_sizes(path)
+    failed = at(found, "single", 160)
+    assert failed.out_of_memory
+    assert (failed.epoch_s, failed.mfu, failed.over_fewest, failed.rate) == (None, None, None, 0.0)
+    assert found.curves[0].first_without_memory is failed
+    assert found.curves[1].first_without_memory is None
+    assert at(found, "ddp", 160).over_fewest is None, "there is nothing to compare it with"
+    assert at(found, "ddp", 160).rate > 0
+    assert value(at(found, "ddp", 128).speed_up) == pytest.approx(1.6)
+
+
+def test_sizes_per_rank(tmp_path: Path) -> None:
+    """The same size per rank is compared: twice the batch on two ranks."""
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", sizes=(64,), per_rank=True, trains=False))
+    point = at(found, "ddp", 64)
+    assert (point.batch, point.batch_per_rank) == (128, 64)
+    assert value(point.speed_up) == pytest.approx((128 / 0.10) / (64 / 0.10))
+
+
+def test_no_speed_up_is_reported_for_ranks_that_share_cores(tmp_path: Path) -> None:
+    path = write_batch_sizes(tmp_path / "e", sizes=(64,), ranks=(1, 4), cores=2.0, trains=False)
+    found = read_batch_sizes(path)
+    point = at(found, "ddp", 64)
+    assert (point.oversubscribed, point.over_fewest) == ("4 ranks share 2 cores", None)
+    assert "4 ranks share 2 cores, so no speed-up is reported for them." in found.warnings
+
+
+def test_sizes_that_were_left_out_and_the_learning_rate_are_noted(tmp_path: Path) -> None:
+    note = "A global batch of 4,096 is not measured: the training data has 640 samples."
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", design={"left_out": [note]}))
+    assert note in found.warnings
+    assert any(warning.startswith("The learning rate is 0.1 at every batch size") for warning in found.warnings)
+
+
+def test_an_experiment_without_runs(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=0, interrupted=True))
+    assert found.comparison.interrupted
+    assert (found.best, found.equal_time_s) == (None, None)
+    assert all(curve.enough is None for curve in found.curves)
+
+
+def test_a_comparison_is_no_experiment_over_batch_sizes(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="not one experiment over batch sizes"):
+        batch_sizes(collect_records([read_experiment(write_experiment(tmp_path / "e"))]))

@@ -1,0 +1,181 @@
+"""Write experiments over batch sizes to disk without training, with numbers that can be checked by hand.
+
+The training data has 640 samples, and every run trains two epochs of two windows each. The first epoch takes twice as
+long as the second. Loading data takes 10% of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from experiments_on_disk import write_timelines
+from paceline.analysis.batch.sizes import BatchSizes, batch_sizes
+from paceline.analysis.record_set import collect_records
+from paceline.config import RunConfig
+from paceline.records import EventWriter, RunFolder
+from paceline.records.description import RunDescription
+from paceline.records.events import EndEvent, FailureEvent, InterruptedEvent, LogEvent, ScheduledEvent, StartEvent
+from paceline.records.experiment import (
+    BatchDescription,
+    Candidate,
+    CandidatePoint,
+    ExperimentFolder,
+    read_experiment,
+)
+from paceline.records.schema import StepRow
+from paceline.records.summary import EvaluationResult, PlannedTraffic
+from paceline.records.writer import StepWriter
+from run_models import PROVENANCE, batch_design, rank_summary, summary, topology
+
+SAMPLES = 640
+LOSSES = (2.0, 1.0, 0.8, 0.4)
+"""Training loss of each window."""
+ACCURACIES = (0.25, 0.5, 0.625, 0.75)
+"""Training accuracy of each window."""
+STEP_S = {("single", 64): 0.10, ("single", 128): 0.16, ("ddp", 64): 0.08, ("ddp", 128): 0.10}
+TEST_ACCURACY = {("single", 64): 0.95, ("single", 128): 0.90, ("ddp", 64): 0.96, ("ddp", 128): 0.91}
+
+
+def candidates(sizes: Sequence[int], ranks: Sequence[int], *, per_rank: bool = False) -> Iterator[Candidate]:
+    """Yield the points: `single` on one rank, `ddp` on more."""
+    for count in ranks:
+        strategy = "single" if count == 1 else "ddp"
+        for size in sizes:
+            batch = size * count if per_rank else size
+            point = CandidatePoint(
+                mode="batch", ranks=count, hosts=1, ranks_per_host=count, batch=batch, batch_per_rank=batch / count
+            )
+            role = "baseline" if count == 1 else "candidate"
+            yield Candidate(f"{strategy} on {count}, batch {batch}", strategy, role=role, point=point)  # type: ignore[arg-type]
+
+
+def write_batch_sizes(
+    path: Path,
+    sizes: Sequence[int] = (64, 128),
+    ranks: Sequence[int] = (1, 2),
+    *,
+    repeats: int = 3,
+    out_of_memory: Sequence[str] = (),
+    failures: Mapping[str, str] | None = None,
+    trains: bool = True,
+    per_rank: bool = False,
+    interrupted: bool = False,
+    design: Mapping[str, Any] | None = None,
+    cores: float = 2.0,
+    step_s: Mapping[tuple[str, int], float] = STEP_S,
+) -> Path:
+    """Write an experiment as `paceline batch` does, on one host of two cores."""
+    points = list(candidates(sizes, ranks, per_rank=per_rank))
+    config = RunConfig(epochs=2) if trains else RunConfig(steps=20)
+    shared = {k: v for k, v in asdict(config).items() if k not in ("strategy", "batch", "batch_per_rank")}
+    about = msgspec.structs.replace(PROVENANCE, command="paceline batch --sizes 64,128")
+    plan = batch_design(
+        sizes=list(sizes),
+        ranks=max(ranks),
+        repeats=repeats,
+        max_repeats=repeats,
+        reference=points[0].name,
+        trains=trains,
+        per_rank=per_rank,
+        **(design or {}),
+    )
+    description = BatchDescription(kind="batch", candidates=points, config=shared, design=plan, provenance=about)
+    events = EventWriter(ExperimentFolder.create(path, description))
+    failed = dict.fromkeys(out_of_memory, "rank 0 ran out of memory: MemoryError.") | dict(failures or {})
+    for name, message in failed.items():
+        events.write(
+            FailureEvent(
+                candidate=name,
+                stage="repeat 1",
+                kind="RankError",
+                message=message,
+                hint="use less",
+                out_of_memory=name in out_of_memory,
+            )
+        )
+    for repeat in range(repeats):
+        for number, candidate in enumerate(points):
+            if candidate.name not in failed:
+                where = f"repeat-{repeat + 1}/{number + 1}"
+                events.write(ScheduledEvent(candidate=candidate.name, repeat=repeat, folder=where))
+                write_run(
+                    path / where, candidate, replace(config, strategy=candidate.strategy, seed=repeat), cores, step_s
+                )
+    events.write(InterruptedEvent() if interrupted else EndEvent())
+    events.close()
+    return path
+
+
+def write_run(
+    path: Path, candidate: Candidate, config: RunConfig, cores: float, step_times: Mapping[tuple[str, int], float]
+) -> None:
+    """Write one run of two epochs."""
+    point = candidate.point
+    assert point is not None
+    workers, batch = point.ranks, point.batch
+    key = candidate.strategy, batch
+    step_s, steps = step_times.get(key, 0.001 * batch / workers), SAMPLES // batch
+    folder = RunFolder.create(path)
+    own = topology(
+        workers,
+        strategy=candidate.strategy,
+        batch=batch,
+        batch_per_rank=[batch // workers],
+        threads=2 if workers == 1 else 1,
+        cores=cores,
+        flop_per_sample=1e6,
+    )
+    folder.write_run(RunDescription(config=asdict(config), topology=own, provenance=PROVENANCE))
+    events = EventWriter(folder)
+    events.write(StartEvent(steps=2 * steps, steps_per_epoch=steps, dropped=0))
+    done = 0
+    for number, (loss, accuracy) in enumerate(zip(LOSSES, ACCURACIES, strict=True)):
+        epoch, length = number // 2, steps // 2 if number % 2 == 0 else steps - steps // 2
+        done += length
+        samples = batch * length
+        events.write(
+            LogEvent(
+                epoch=epoch,
+                step=done,
+                wall_s=step_s * length * (1 if epoch else 2),
+                losses=[loss] * length,
+                samples=samples,
+                correct=round(accuracy * samples),
+            )
+        )
+    events.write(EndEvent())
+    events.close()
+    for rank in range(workers):
+        writer = StepWriter(folder, rank)
+        phases = (0.1 * step_s, 0.3 * step_s, 0.5 * step_s, 0.1 * step_s)
+        writer.write(
+            StepRow(step, step // steps, batch // workers, step * step_s, *phases, 1.0, 3) for step in range(2 * steps)
+        )
+        writer.close()
+    write_timelines(path, candidate, workers, 2 * steps, step_s)
+    sent = [4000 if workers > 1 else 0] * workers
+    planned = PlannedTraffic(sent_bytes=sent, received_bytes=sent, operations=1, algorithms=["ring"], buffer_bytes=0)
+    accuracy = TEST_ACCURACY.get(key)
+    test = EvaluationResult(loss=0.3, accuracy=accuracy, samples=1000, available=1000)
+    folder.write_summary(
+        summary(
+            workers,
+            strategy=candidate.strategy,
+            steps=2 * steps,
+            step_s=step_s,
+            ranks=[rank_summary(rank, cpu_share=1.5 if workers == 1 else 0.95) for rank in range(workers)],
+            traffic=planned,
+            test=test if config.epochs and accuracy is not None else None,
+        )
+    )
+    folder.mark_finished()
+
+
+def read_batch_sizes(path: Path) -> BatchSizes:
+    """Read the results of an experiment over batch sizes."""
+    return batch_sizes(collect_records([read_experiment(path)]))

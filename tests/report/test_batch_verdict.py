@@ -1,0 +1,98 @@
+"""Verdict of an experiment over batch sizes: the fastest size, its limits, its price, and the next command."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from batch_on_disk import read_batch_sizes, write_batch_sizes
+from paceline.analysis.batch.sizes import BatchSizes
+from paceline.report.batch_verdict import next_command, sentences
+from paceline.report.page.batch import batch_plots, render_batch_sizes
+from paceline.report.terminal.batch import print_batch_sizes, to_json
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> BatchSizes:
+    """Three sizes on one rank and on two; the largest runs out of memory on one rank."""
+    path = tmp_path_factory.mktemp("batch") / "e"
+    return read_batch_sizes(write_batch_sizes(path, (64, 128, 160), out_of_memory=["single on 1, batch 160"]))
+
+
+def test_the_verdict_names_sizes_limits_and_prices(found: BatchSizes) -> None:
+    assert sentences(found) == [
+        "Batch 160 on 2 ranks (ddp) trains fastest: 2,000 samples per second, an epoch in 320.00 ms.",
+        "single on 1 rank: batch 128 trains fastest, 800 samples per second, 1.25× (1.25–1.25) as fast as batch 64; it "
+        "is the largest that was measured.",
+        "single on 1 rank: memory limits the batch: 160 ran out of memory, after 400.00 MB on a rank at batch 128.",
+        "single on 1 rank: at batch 128 computing takes 98% of its step; its ranks keep 1.5 cores busy (75% of the "
+        "usable ones); the model uses 40.0% of the peak.",
+        "single on 1 rank: at equal epochs, batch 128 reaches a test accuracy of 90.0%, batch 64 95.0%: the speed "
+        "costs 5.0 percentage points (5.0–5.0).",
+        "single on 1 rank: when the first run of all ended (after 960.00 ms), batch 128 had the highest training "
+        "accuracy, 25.0%.",
+        "ddp on 2 ranks: batch 160 trains fastest, 2,000 samples per second, 1.56× (1.56–1.56) as fast as batch 128; "
+        "it is the largest that was measured.",
+        "ddp on 2 ranks: at batch 160 computing takes 79% of its step; its ranks keep 1.9 cores busy (95% of the "
+        "usable ones), so the processor is the limit; the model uses 100.0% of the peak.",
+        "ddp on 2 ranks: when the first run of all ended (after 960.00 ms), batch 160 had the highest training "
+        "accuracy, 68.8%.",
+    ]
+
+
+def test_the_next_command_trains_with_the_size_that_pays(found: BatchSizes, tmp_path: Path) -> None:
+    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 160 --ranks 2"
+    nothing = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=0))
+    assert next_command(nothing) is None
+    assert sentences(nothing)[0] == "No step was timed."
+
+
+def test_a_fast_size_that_costs_accuracy_is_not_suggested(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e"))
+    assert sentences(found)[0] == (
+        "Batch 128 on 2 ranks (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its test accuracy "
+        "is 5.0 percentage points below that of batch 64 at equal epochs."
+    )
+    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 64 --ranks 2"
+    twice = read_batch_sizes(write_batch_sizes(tmp_path / "twice", repeats=2))
+    assert any("too few repeats to tell whether that is more than chance" in own for own in sentences(twice))
+    assert next_command(twice) == "paceline train --epochs 3 --strategy ddp --batch 128 --ranks 2"
+
+
+def test_a_size_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
+    step_s = {("ddp", 32): 0.016, ("ddp", 160): 0.078}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", (32, 160), (2,), trains=False, step_s=step_s))
+    assert sentences(found)[1] == (
+        "ddp on 2 ranks: batch 160 trains fastest, 2,051 samples per second; batch 32 is within 5% of that, so larger "
+        "ones no longer pay."
+    )
+    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 32 --ranks 2"
+
+
+def test_the_terminal_names_failures_and_leaves_out_empty_tables(tmp_path: Path) -> None:
+    path = write_batch_sizes(tmp_path / "e", trains=False, out_of_memory=["ddp on 2, batch 128"], interrupted=True)
+    stream = io.StringIO()
+    print_batch_sizes(read_batch_sizes(path), Console(file=stream, width=160, color_system=None))
+    text = stream.getvalue()
+    assert "128 out of memory" in text
+    assert "Batch 128 on 2 ranks (ddp) ran out of memory: rank 0 ran out of memory: MemoryError." in text
+    assert "Loss and accuracy" not in text
+    assert "epoch (extrapolated)" in text
+    assert "This experiment was interrupted" in text
+
+
+def test_the_page_has_a_plot_of_each(found: BatchSizes) -> None:
+    assert set(batch_plots(found)) >= {"time", "communication", "split", "resources", "training", "losses"}
+    page = render_batch_sizes(found)
+    assert "<h2>Loss and accuracy</h2>" in page
+    assert '<span class="tag bad">out of memory</span>' in page
+    assert "paceline train --epochs 3 --strategy ddp --batch 160 --ranks 2" in page
+
+
+def test_a_page_without_runs(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=0, interrupted=True))
+    assert "Nothing was measured yet" in render_batch_sizes(found)
+    assert to_json(found)["best"] is None
