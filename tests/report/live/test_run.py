@@ -139,14 +139,14 @@ def evaluation(step: int | None, loss: float | None, accuracy: float | None) -> 
 
 
 def lines_of(folder: RunFolder, *written: Any) -> list[str]:
-    """Return what is printed for some events."""
+    """Return what is printed of evaluations."""
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         for event in written:
             events.write(event)
         events.close()
-    return out.getvalue().splitlines()
+    return [line for line in out.getvalue().splitlines() if "test" in line]
 
 
 def test_evaluations_are_printed_with_the_learning_rate(folder: RunFolder) -> None:
