@@ -30,7 +30,7 @@ def log(step: int, steps: int, wall_s: float, lr: float | None = None, lrs: list
     return LogEvent(epoch=0, step=step, wall_s=wall_s, losses=losses, samples=steps, correct=None, lr=lr, lrs=lrs)
 
 
-def tested(step: int | None, loss: float | None, accuracy: float | None) -> EvaluationEvent:
+def evaluation(step: int | None, loss: float | None, accuracy: float | None) -> EvaluationEvent:
     result = EvaluationResult(loss=loss, accuracy=accuracy, samples=8, available=8)
     return EvaluationEvent(step=step, epoch=None if step is None else step // 4, test=result)
 
@@ -39,11 +39,11 @@ EVENTS: list[RunEvent] = [
     StartEvent(steps=12, steps_per_epoch=4, dropped=0),
     log(5, 5, 10.0),
     log(6, 1, 1.0),
-    tested(6, 0.5, 0.5),
+    evaluation(6, 0.5, 0.5),
     log(10, 4, 3.0),
-    tested(10, None, 0.75),
+    evaluation(10, None, 0.75),
     log(12, 2, 2.0),
-    tested(12, 0.25, 0.625),
+    evaluation(12, 0.25, 0.625),
 ]
 
 
@@ -71,12 +71,12 @@ def test_the_result_at_a_time_is_that_of_the_last_evaluation_before(tmp_path: Pa
 
 
 def test_a_record_of_an_earlier_version_was_tested_at_the_end(tmp_path: Path) -> None:
-    (point,) = validation_curve(run_of(tmp_path, [log(5, 5, 10.0), log(7, 2, 1.0), tested(None, 0.5, None)]))
+    (point,) = validation_curve(run_of(tmp_path, [log(5, 5, 10.0), log(7, 2, 1.0), evaluation(None, 0.5, None)]))
     assert (point.step, point.epochs, point.train_s, point.accuracy) == (7, None, 11.0, None)
 
 
 def test_a_step_has_one_point(tmp_path: Path) -> None:
-    points = validation_curve(run_of(tmp_path, [*EVENTS, tested(12, 0.25, 0.625)]))
+    points = validation_curve(run_of(tmp_path, [*EVENTS, evaluation(12, 0.25, 0.625)]))
     assert [point.step for point in points] == [6, 10, 12]
     assert validation_curve(run_of(tmp_path / "untested", [log(5, 5, 10.0)])) == []
 

@@ -300,7 +300,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(
     capfd.readouterr()
     assert run(monkeypatch, *COMPARE, "--out", "out", "--lr", "0.2", "--strategies", "ddp,p2p") == 8
     said = capfd.readouterr().err
-    assert "--lr 0.1 (now 0.2); now without allreduce and single; now with p2p." in said
+    assert "--lr not set (now 0.2); now without allreduce and single; now with p2p." in said
     assert f"go on with the original command: `paceline {' '.join(COMPARE)} --out out`" in said
     scale = ("scale", "--strategies", "ddp", "--ranks", "1,2", "--steps", "8", "--out", "out")
     assert run(monkeypatch, *scale) == 8

@@ -76,7 +76,7 @@ def test_a_new_folder_has_nothing_from_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"config": SETTINGS | {"lr": 0.5, "batch": 64}}, "--batch not set (now 64); --lr 0.1 (now 0.5)."),
+        ({"config": SETTINGS | {"lr": 0.5, "batch": 64}}, "--batch not set (now 64); --lr not set (now 0.5)."),
         ({"config": SETTINGS | {"augment": False}}, "other settings: --augment on (now off)."),
         ({"config": SETTINGS | {"workload": "vgg11", "seed": 3}}, "WORKLOAD cnn (now vgg11); --seed 0 (now 3)."),
         ({"config": SETTINGS | {"steps": None}}, "--steps 12 (now not set)."),

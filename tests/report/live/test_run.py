@@ -141,14 +141,14 @@ def evaluation(step: int | None, loss: float | None, accuracy: float | None) -> 
 
 
 def lines_of(folder: RunFolder, *written: Any) -> list[str]:
-    """Return what is printed for some events."""
+    """Return what is printed of evaluations."""
     screen, out = console()
     with LiveRun(folder.path, screen):
         events = EventWriter(folder)
         for event in written:
             events.write(event)
         events.close()
-    return out.getvalue().splitlines()
+    return [line for line in out.getvalue().splitlines() if "test" in line]
 
 
 def test_evaluations_are_printed_with_the_learning_rate(folder: RunFolder) -> None:
@@ -245,8 +245,8 @@ def test_an_error_inside_passes_through(folder: RunFolder) -> None:
         ({"workers": 1, "strategy": "single"}, "single on 1 rank (2 idle) ·"),
         ({"user_optimizer": True}, "· user-defined optimiser ·"),
         ({"threads": 4}, "4 threads per rank"),
-        ({"precision": "fp16"}, "lr 0.1 (not scaled) · fp16 · 1 thread"),
-        ({"precision": "fp32"}, "lr 0.1 (not scaled) · 1 thread"),
+        ({"precision": "fp16"}, "sgd, lr 0.1, constant · fp16 · 1 thread"),
+        ({"precision": "fp32"}, "sgd, lr 0.1, constant · 1 thread"),
     ],
 )
 def test_the_configuration_line(change: dict[str, Any], part: str) -> None:

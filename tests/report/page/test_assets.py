@@ -207,7 +207,7 @@ def test_every_figure_is_drawn(browser: Any, real_page: Path) -> None:
         assert page.locator("[data-figure=bars] .bars path:not(.xerror)").count() == 4 * 4, (
             "four figures of four strategies"
         )
-        assert len(opened.paths("losses")) == 4
+        assert len(opened.paths("losses")) == 2 * 4, "losses and learning rates of four strategies"
         assert len(opened.paths("times")) == 1 + 3 * 2, "a line per rank"
         assert page.locator("[data-figure=times] .scatterlayer .points path").count() == 7, "first steps are marked"
         assert page.locator("[data-figure] .main-svg text").count() > 20
@@ -345,9 +345,9 @@ def test_choosing_what_the_loss_figure_shows(opened: Opened) -> None:
     figure.locator("select").select_option("1")
     assert opened.paths("losses") != before
     figure.locator("select").select_option("all")
-    assert len(opened.paths("losses")) == 8
+    assert len(opened.paths("losses")) == 2 * 8, "losses and learning rates"
     figure.get_by_role("button", name="ddp").click()
-    assert len(opened.paths("losses")) == 6
+    assert len(opened.paths("losses")) == 2 * 6
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
