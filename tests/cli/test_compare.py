@@ -127,7 +127,7 @@ def test_a_clear_winner_ends_the_comparison_before_the_limit(tmp_path: Path) -> 
     assert result["decision"]["first"] == "allreduce"
     assert rows(result)["allreduce"]["repeats"] < 9
     assert result["verdict"][0].startswith("Pick allreduce")
-    assert result["next"] == "paceline train user_workloads:plain --batch 16 --epochs 3 --strategy allreduce --ranks 2"
+    assert result["next"] == "paceline train user_workloads:plain --batch 16 --strategy allreduce --ranks 2"
 
 
 def test_a_strategy_that_sums_fails_the_proof(tmp_path: Path) -> None:
