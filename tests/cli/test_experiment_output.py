@@ -280,10 +280,10 @@ def test_a_finished_experiment_goes_on_with_more_repeats_only(
     assert run(monkeypatch, *COMPARE, "--out", "my out") == 8
     said = capfd.readouterr().err
     assert "my out contains this experiment already; it is finished, with 9 runs." in said
-    assert "`paceline report 'my out'` shows it; a larger --repeats measures more" in said
+    assert "`paceline report 'my out'` shows it; a larger --repeats (with --max-repeats, if you give it) measures more" in said
     assert ranks.runs == []
     assert {path: path.read_bytes() for path in Path("my out").rglob("*") if path.is_file()} == before
-    assert run(monkeypatch, *COMPARE, "--repeats", "4", "--out", "my out") == 0
+    assert run(monkeypatch, *COMPARE, "--repeats", "4", "--max-repeats", "4", "--out", "my out") == 0
     assert "goes on in my out: 9 of 12 runs are there" in capfd.readouterr().err
     assert ranks.runs == [("single", 3), ("allreduce", 3), ("ddp", 3)]
     experiment = check_whole(Path("my out"), runs=12)

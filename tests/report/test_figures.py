@@ -78,7 +78,7 @@ pytestmark = pytest.mark.takes(8)
 
 Row = TypeVar("Row")
 WIDE = 2000
-NOT_FIGURES = {"candidate", "split", "ranks", "failure", "is_stopped_by_divergence", "diverged"}
+NOT_FIGURES = {"candidate", "split", "ranks", "failure", "exclusion", "is_stopped_by_divergence", "diverged"}
 """Fields of a candidate's row that are no figures: its identity, and its parts."""
 TABLES: dict[str, Sequence[Figure[Any]]] = {
     "candidates": CANDIDATE_FIGURES,

@@ -221,7 +221,7 @@ def already_finished(path: Path, runs: int, failed: Sequence[str]) -> RecordErro
     report = f"paceline report {shlex.quote(str(path))}"
     return RecordError(
         f"{path} contains this experiment already; it is finished, with {plural(runs, 'run')}.",
-        hint=f"`{report}` shows it; a larger --repeats measures more{again}; or {_NEW_FOLDER}",
+        hint=f"`{report}` shows it; a larger --repeats (with --max-repeats, if you give it) measures more{again}; or {_NEW_FOLDER}",
     )
 
 
