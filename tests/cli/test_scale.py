@@ -87,7 +87,7 @@ def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
         leader, follower = first.wait(), second.wait()
     assert [leader.returncode, follower.returncode] == [0, 0], leader.stderr + follower.stderr
     assert follower.stdout == ""
-    assert "the hosts share a machine, which has 1 core" in leader.stderr
+    assert "2 ranks share 1 core: they take turns" in leader.stderr
     result = json.loads(leader.stdout)
     assert result["design"]["machines"] == [0, 0]
     found = points(result, "strong")
