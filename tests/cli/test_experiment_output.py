@@ -280,7 +280,7 @@ def test_a_finished_experiment_goes_on_with_more_repeats_only(
     assert run(monkeypatch, *COMPARE, "--out", "my out") == 8
     said = capfd.readouterr().err
     assert "my out contains this experiment already; it is finished, with 9 runs." in said
-    assert "`paceline report 'my out'` shows it; a larger --repeats (with --max-repeats, if you give it) measures more" in said
+    assert "`paceline report 'my out'` shows it; larger --repeats and --max-repeats measure more" in said
     assert ranks.runs == []
     assert {path: path.read_bytes() for path in Path("my out").rglob("*") if path.is_file()} == before
     assert run(monkeypatch, *COMPARE, "--repeats", "4", "--max-repeats", "4", "--out", "my out") == 0

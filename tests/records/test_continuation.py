@@ -147,7 +147,7 @@ def test_a_finished_experiment_is_refused_and_names_what_failed(tmp_path: Path) 
     assert error.message == f"{path} contains this experiment already; it is finished, with 6 runs."
     assert error.hint is not None
     assert error.hint.startswith(
-        f"`paceline report {path}` shows it; a larger --repeats measures more, and tries allre"
+        f"`paceline report {path}` shows it; larger --repeats and --max-repeats measure more, and try allre"
     )
 
 

@@ -217,11 +217,11 @@ def continued_design(old: Design, new: Design) -> Design:
 
 def already_finished(path: Path, runs: int, failed: Sequence[str]) -> RecordError:
     """Return the error for a command whose experiment is complete."""
-    again = f", and tries {join_names(list(failed))} again" if failed else ""
+    again = f", and try {join_names(list(failed))} again" if failed else ""
     report = f"paceline report {shlex.quote(str(path))}"
     return RecordError(
         f"{path} contains this experiment already; it is finished, with {plural(runs, 'run')}.",
-        hint=f"`{report}` shows it; a larger --repeats (with --max-repeats, if you give it) measures more{again}; or {_NEW_FOLDER}",
+        hint=f"`{report}` shows it; larger --repeats and --max-repeats measure more{again}; or {_NEW_FOLDER}",
     )
 
 

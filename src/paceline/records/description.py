@@ -27,6 +27,8 @@ class RecordedRecipe(Struct, frozen=True, kw_only=True):
     schedule: str
     """Empty if the workload defines its own scheduler."""
     warmup_epochs: float
+    warmup_steps: Count = 0
+    """Least number of steps of warm-up."""
     lr: float
     """Peak learning rate at the reference batch."""
     reference_batch: PositiveCount

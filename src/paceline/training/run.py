@@ -121,6 +121,7 @@ def _topology(setup: RankSetup, batch: int | None, flop_per_sample: float | None
             optimizer="" if workload.optimizer is not None else recipe.optimizer,
             schedule="" if workload.scheduler is not None else recipe.schedule,
             warmup_epochs=recipe.warmup_epochs,
+            warmup_steps=recipe.warmup_steps,
             lr=recipe.lr,
             reference_batch=recipe.reference_batch,
             scale_lr=recipe.scale_lr,

@@ -25,6 +25,7 @@ from paceline.analysis.remaining_time import Part, TimeEstimator
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.formatting import count, number, percent, plural, short, whole
 from paceline.records import Topology
+from paceline.records.description import RecordedRecipe
 from paceline.records.events import (
     RUN_EVENTS,
     ConfigEvent,
@@ -260,8 +261,16 @@ def _optimizer_words(topology: Topology) -> str:
     ratio = f"{topology.batch} ÷ {recipe.reference_batch}"
     factor = {"linear": f" × {ratio}", "sqrt": f" × √({ratio})"}.get(recipe.scale_lr, "")
     scaled = f" = {short(recipe.lr)}{factor}" if factor and lr != recipe.lr else ""
-    rising = f", {short(recipe.warmup_epochs)} epochs of warm-up" if recipe.warmup_epochs else ""
+    rising = f", warm-up of {_warm_up_words(recipe)}" if recipe.warmup_epochs or recipe.warmup_steps else ""
     return f"{recipe.optimizer}, lr {short(lr)}{scaled}, {recipe.schedule or 'own schedule'}{rising}"
+
+
+def _warm_up_words(recipe: RecordedRecipe) -> str:
+    """Describe the length of a warm-up, as in "2 epochs, at least 100 steps"."""
+    epochs = short(recipe.warmup_epochs)
+    words = [f"{epochs} epoch{'' if epochs == '1' else 's'}"] * (recipe.warmup_epochs > 0)
+    least = plural(recipe.warmup_steps, "step")
+    return ", ".join([*words, *[f"at least {least}" if words else least] * (recipe.warmup_steps > 0)])
 
 
 def _figures(loss: float | None, accuracy: float | None, rate: float) -> Iterator[str]:
