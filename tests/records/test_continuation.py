@@ -203,6 +203,19 @@ def test_user_code_that_changed_is_refused_unless_none_of_its_runs_is_kept(
     assert "restore the earlier version" in str(error.hint)
 
 
+def test_a_recipe_file_that_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("lr = 0.1")
+    settings = {"recipe": "mine.toml"}
+    path = write_experiment(tmp_path / "e", [Candidate("ddp", "ddp")], interrupted=True, settings=settings)
+    new = description(
+        candidates=[Candidate("ddp", "ddp")], config=SETTINGS | settings, design=replace(DESIGN, reference="ddp")
+    )
+    ExperimentFolder.create(path, new).close()
+    Path("mine.toml").write_text("lr = 0.2")
+    assert refusal(path, new).message == "mine.toml has changed since ddp was measured."
+
+
 def test_only_one_process_may_write(unfinished: Path) -> None:
     folder = ExperimentFolder.create(unfinished, description())
     with pytest.raises(RecordError, match="another process is measuring in"):

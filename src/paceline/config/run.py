@@ -228,6 +228,8 @@ class RunConfig:
         return int(self.eval_every) if self.eval_every.isdecimal() else None
 
     def _check_evaluation(self) -> None:
+        if self.eval_ranks and not self.evaluate:
+            raise UsageError("--eval-ranks was given with --no-evaluate.", hint="leave one of the two out")
         if not self.eval_every:
             return
         if self.eval_every != EPOCH and not (self.eval_steps or 0) > 0:

@@ -17,7 +17,7 @@ from paceline.config.launch import DEFAULT_CPU_RANKS
 from paceline.config.recipe import is_recipe_file
 from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
-from paceline.config.specs import Spec
+from paceline.config.specs import Spec, split_list
 from paceline.errors import UsageError
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, ServesParameters
@@ -80,8 +80,9 @@ def settings_of(command: str, launch: LaunchConfig, *configs: object) -> dict[st
 def _user_code(settings: Mapping[str, Any]) -> list[str | None]:
     """Return digests of the user's code and recipe files, to detect different versions between hosts."""
     script = settings.get("script")
-    named = (str(settings["workload"]), Spec.parse(str(settings["strategy"])).name)
-    modules = [name.partition(":")[0] for name in named if is_user_workload(name)]
+    strategies = [str(settings["strategy"]), *split_list(str(settings.get("strategies", "")))]
+    named = [str(settings["workload"]), *[Spec.parse(text).name for text in strategies]]
+    modules = dict.fromkeys(name.partition(":")[0] for name in named if is_user_workload(name))
     varied = [text.partition("=") for text in settings.get("vary", ())]
     recipes = [str(settings["recipe"]), *[n for key, _, names in varied if key == "recipe" for n in names.split(",")]]
     files = [*([script] if script else []), *filter(is_recipe_file, recipes)]

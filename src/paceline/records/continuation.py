@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
 from paceline.config.fields import owners
+from paceline.config.recipe import is_recipe_file
 from paceline.config.setting import option_name, select
 from paceline.config.specs import Spec
 from paceline.errors import RecordError
@@ -74,17 +75,19 @@ def part_of(folder: str, events: Iterable[ExperimentEvent]) -> int:
 
 
 def user_code_of(candidates: Sequence[Candidate], config: Settings) -> dict[str, str | None]:
-    """Return a digest of each file of user code that an experiment names: modules and the script."""
+    """Return a digest of each of the user's files that an experiment names: modules, script and recipe."""
     return {name: _digest(name) for candidate in candidates for name in _code_of(candidate, config)}
 
 
 def _code_of(candidate: Candidate, config: Settings) -> Iterator[str]:
-    """Yield the user's modules, and the path of the script, that a candidate's runs use."""
+    """Yield the user's modules, and the paths of the script and of the recipe, that a candidate's runs use."""
     settings = config | candidate.settings
     if settings.get("script"):
         yield str(settings["script"])
     elif ":" in str(settings.get("workload", "")):
         yield str(settings["workload"]).partition(":")[0]
+    if is_recipe_file(str(settings.get("recipe") or "")):
+        yield str(settings["recipe"])
     strategy = Spec.parse(candidate.strategy).name
     if ":" in strategy:
         yield strategy.partition(":")[0]

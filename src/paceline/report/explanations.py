@@ -222,7 +222,10 @@ def _slow_rank(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
         return f"{text}, through which all gradients pass.", "a strategy without a central rank: allreduce or ddp."
     factor = parse_slow_ranks(case.config.get("slow_rank") or "").get(rank, 1.0)
     if factor > 1:
-        remedy = "a strategy in which ranks do not wait for each other (parameter_server:asynchronous=true)."
+        remedy = (
+            "a strategy in which ranks do not wait for each other (parameter_server:asynchronous=true); its gradients "
+            "are stale, which may cost accuracy."
+        )
         return f"{text}, which was slowed down {short_factor(factor)} on purpose (--slow-rank).", remedy
     return f"{text}.", f"find out what takes longer on rank {rank} than on the others: see the table of ranks."
 
