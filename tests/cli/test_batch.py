@@ -71,7 +71,7 @@ def test_the_strategy_is_proven_once(swept: dict[str, Any]) -> None:
 
 def test_the_plan_is_printed_and_everything_can_be_written_again(swept: dict[str, Any], tmp_path: Path) -> None:
     assert "single, ddp · global batches 32, 64 and 4,096 · 1 and 2 ranks" in swept["messages"]
-    assert swept["next"].startswith("paceline train --epochs 3 --strategy ")
+    assert swept["next"].startswith("paceline train --ranks 2 --strategy ")
     assert Path(swept["report"]).stat().st_size > 1e6
     done = paceline("report", str(swept["out"]), "--out", str(tmp_path / "page.html"), "--csv", str(tmp_path / "csv"))
     assert "Time per epoch and samples per second" in done.stdout

@@ -229,7 +229,7 @@ def test_precisions_are_compared(tmp_path: Path) -> None:
     first = {name: losses_of(run)[0] for name, run in runs.items()}
     assert first == {name: pytest.approx(first["precision=fp32"], rel=0.02) for name in runs}
     assert all(math.isfinite(loss) for run in runs.values() for loss in losses_of(run))
-    assert "8 steps × 1 repeat ·" in result["messages"], "the most repeats are fewer than the repeats asked for"
+    assert "8 steps × 1 repeat\n" in result["messages"], "the most repeats are fewer than the repeats asked for"
     assert {row["repeats"] for row in result["rows"]} == {1}
 
 

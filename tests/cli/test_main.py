@@ -126,7 +126,7 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     names = {field.name for kind in (RunConfig, LaunchConfig) for field in fields(kind)} - {"workload"}
     missing = [name for name in names if f"--{name.replace('_', '-')}" not in text]
     assert not missing
-    for default in ("[default: 0.1]", "[default: 256]", "[default: on]", "[default: a new one under runs/]"):
+    for default in ("[default: 20]", "[default: 256]", "[default: on]", "[default: a new one under runs/]"):
         assert default in text
     assert "--no-reshuffle" in text
 
@@ -203,7 +203,7 @@ def test_the_command_line_takes_precedence_over_the_file(monkeypatch: pytest.Mon
     trained = RecordedTrain(monkeypatch)
     Path("mine.toml").write_text('workload = "vgg11"\nlr = 0.5\nmomentum = 0.5\nreshuffle = false\nranks = 3\n')
     assert run(["train", "--config", "mine.toml", "--lr", "0.1", "--reshuffle"]) == 0
-    assert trained.config == RunConfig(workload="vgg11", momentum=0.5)
+    assert trained.config == RunConfig(workload="vgg11", momentum=0.5, lr=0.1)
     assert trained.launch == LaunchConfig(ranks=3)
 
 

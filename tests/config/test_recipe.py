@@ -63,6 +63,17 @@ def test_another_optimiser_brings_its_own_learning_rate(name: str) -> None:
     assert override_by_run(BASE, RunConfig(optimizer="sgd")).lr == BASE.lr
 
 
+def test_sgd_in_place_of_another_optimiser_brings_its_own_learning_rate() -> None:
+    lars = Recipe(optimizer="lars", lr=2.0, scale_lr="sqrt")
+    found = override_by_run(lars, RunConfig(optimizer="sgd"))
+    assert (found.lr, found.scale_lr) == (Recipe().lr, Recipe().scale_lr)
+
+
+def test_momentum_of_zero_turns_nesterov_off() -> None:
+    found = override_by_run(BASE, RunConfig(momentum=0.0))
+    assert (found.momentum, found.nesterov) == (0, False)
+
+
 def test_a_file_sets_some_values_and_leaves_the_others(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('lr = 0.7\nschedule = "cosine"\nwarmup-epochs = 3\nzero_gamma = true\n')

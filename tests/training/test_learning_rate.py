@@ -86,8 +86,34 @@ def test_a_schedule_needs_an_end() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     workload = Workload(model=nn.Linear(1, 1), train=[], loss=F.mse_loss, recipe=Recipe(schedule="cosine"))
     with pytest.raises(WorkloadError, match="the schedule cosine needs the length of the training data"):
-        make_learning_rate(workload, optimizer, None, lambda _: None, has_end=False)
-    make_learning_rate(workload, optimizer, None, lambda _: 10, has_end=True)
+        make_learning_rate(workload, optimizer, None, lambda _: None, total=None, has_end=False)
+    make_learning_rate(workload, optimizer, None, lambda _: 10, total=10, has_end=True)
+
+
+def test_a_schedule_never_goes_back_when_the_estimated_length_grows() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    lengths = iter([10, 10, 10, 40, 40, 8, 8, 100, 100])
+    rate = RecipeRate(Recipe(schedule="triangular"), optimizer, 10, lambda _: next(lengths))
+    rates = []
+    for step in range(9):
+        rate.before_step(step)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates))
+    assert rates[-1] < rates[0]
+
+
+def test_a_scheduler_is_given_the_length_only_where_it_is_known() -> None:
+    given = []
+
+    def make(optimizer: torch.optim.Optimizer, steps: int | None) -> torch.optim.lr_scheduler.LRScheduler:
+        given.append(steps)
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    workload = blobs(scheduler=make, recipe=Recipe())
+    make_learning_rate(workload, optimizer, 10, lambda step: 2 * (step + 1), total=None, has_end=True)
+    make_learning_rate(workload, optimizer, 10, lambda _: 30, total=30, has_end=True)
+    assert given == [None, 30]
 
 
 # The workload's own scheduler, and real runs.

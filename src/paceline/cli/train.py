@@ -50,7 +50,10 @@ class TrainRequest(LaunchRequest):
                     lambda follow: train(self.run, self.launch, self.out, follow, notify), show, ctrl_c, notify
                 )
             except DivergenceError as error:  # The record has what was trained until then.
-                failure, record = error, read_run(displays[0].folder)
+                failure, record = (
+                    error,
+                    read_run(displays[0].folder) if displays else None,
+                )  # Followers have no display.
             if record is not None:
                 for warning in _warnings(record):
                     notify(f"warning: {warning}")

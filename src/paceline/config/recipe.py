@@ -74,7 +74,7 @@ class Recipe:
 
 
 OPTIMIZER_SETTINGS: Mapping[OptimizerName, Mapping[str, Any]] = {
-    "sgd": {},
+    "sgd": {"lr": 0.02, "weight_decay": 1e-4, "momentum": 0.9, "scale_lr": "none"},
     "adamw": {"lr": 1e-3, "weight_decay": 0.01, "scale_lr": "sqrt"},
     "lars": {"lr": 2.0, "weight_decay": 1e-4, "momentum": 0.9, "scale_lr": "sqrt"},
     "lamb": {"lr": 5e-3, "weight_decay": 0.01, "scale_lr": "sqrt"},
@@ -121,6 +121,8 @@ def override_by_run(base: Recipe, config: RecipeOverrides) -> Recipe:
     given = {name: value for name in RECIPE_SETTINGS if (value := getattr(config, name)) is not None}
     if "lr" in given:
         given.setdefault("scale_lr", "none")
+    if given.get("momentum") == 0:
+        given.setdefault("nesterov", False)
     if "warmup_epochs" in given:
         given.setdefault("warmup_steps", 0)
     return override(base, given)

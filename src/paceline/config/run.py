@@ -149,7 +149,9 @@ class RunConfig:
     """Also test each rank's own replica, not only the synchronised weights."""
     evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "doctor"))
     """Test the synchronised weights at the end of the run."""
-    eval_every: str = setting("", fixed=CHANGES_NOTHING, compared=False, numbers=True, unused_by=("scale", "doctor"))
+    eval_every: str = setting(
+        "", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, numbers=True, unused_by=("scale", "doctor")
+    )
     """Also test the synchronised weights while training: after every N steps, or after every epoch (epoch). It changes
     neither the weights nor step times, since evaluations are between the timed windows."""
     tensorboard: bool = setting(

@@ -28,7 +28,7 @@ def schedule_factor(schedule: ScheduleName, progress: float) -> float:
     return 1.0
 
 
-def learning_rate_factor(recipe: Recipe, step: int, steps: int | None, steps_per_epoch: float) -> float:
+def learning_rate_factor(recipe: Recipe, step: int, steps: float | None, steps_per_epoch: float) -> float:
     """Return the learning rate of a step, counted from 0, ÷ the peak of the recipe.
 
     `steps` is the length of the run, if known. In a run of less than twice the warm-up, the learning rate rises at the
@@ -37,7 +37,7 @@ def learning_rate_factor(recipe: Recipe, step: int, steps: int | None, steps_per
     rising = max(math.ceil(recipe.warmup_epochs * steps_per_epoch), recipe.warmup_steps)
     top = 1.0
     if steps is not None and 2 * rising > steps:
-        top, rising = steps / (2 * rising), steps // 2
+        top, rising = steps / (2 * rising), int(steps // 2)
     if step < rising:
         return top * (step + 1) / (rising + 1)
     if steps is None:
@@ -67,9 +67,15 @@ class RecipeRate:
         self._steps_per_epoch = steps_per_epoch
         self._steps = steps
         """Returns the length of the run in steps, as far as it is known at a step."""
+        self._progress = 0.0
+        """Largest share of the run that was done before a step, by the estimate at that time."""
 
     def before_step(self, step: int) -> None:
-        factor = learning_rate_factor(self._recipe, step, self._steps(step), self._steps_per_epoch or 0)
+        steps: float | None = self._steps(step)
+        if steps is not None:  # The estimate of a run that ends by time may grow, but its schedule never goes back.
+            steps = min(steps, step / self._progress) if self._progress and step else steps
+            self._progress = step / steps
+        factor = learning_rate_factor(self._recipe, step, steps, self._steps_per_epoch or 0)
         for group, peak in self._groups:
             if group["lr"] != peak * factor:
                 group["lr"] = peak * factor
@@ -94,16 +100,18 @@ def make_learning_rate(
     steps_per_epoch: int | None,
     steps: Callable[[int], int | None],
     *,
+    total: int | None,
     has_end: bool,
 ) -> LearningRate:
     """Return what sets the learning rate: the workload's scheduler, else its recipe.
 
-    `has_end` is whether the length of the run is known, in steps or in seconds.
+    `steps` returns the expected length of the run at a step, and `total` is its length, None if it is not known before
+    the run. `has_end` is whether the run has an end that is known, in steps or in seconds.
     """
     recipe = workload.recipe
     assert recipe is not None, "load_workload() sets the recipe"
     if workload.scheduler is not None:
-        return SchedulerRate(workload.scheduler(optimizer, steps(0)))
+        return SchedulerRate(workload.scheduler(optimizer, total))
     if (recipe.schedule != "constant" and not has_end) or (recipe.warmup_epochs and steps_per_epoch is None):
         what = f"the schedule {recipe.schedule}" if recipe.schedule != "constant" else "warm-up"
         raise WorkloadError(

@@ -40,12 +40,13 @@ class TrainingLoop:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
         self.divergence = DivergenceCheck(self.config, self.workload, self.sync, self.source, self.windows)
         self.scaler = make_scaler(self.config.precision, self.source.share.device, self.config.on_nan)
-        self._restores_buffers = self.config.on_nan == "skip"
+        self._restores_buffers = self.scaler is not None  # It may skip steps, whose statistics are not finite either.
         self.learning_rate = make_learning_rate(
             self.workload,
             self.sync.optimizer,
             self.source.expected_steps,
             self._expected_length,
+            total=None if self.config.seconds is not None else self._total,
             has_end=self.config.seconds is not None or self._total is not None,
         )
         self._step = 0

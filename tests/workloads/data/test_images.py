@@ -111,6 +111,37 @@ def test_crops_and_flips_are_uniform() -> None:
     assert frequencies.max() < 450 + 110
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cuts_are_whole_squares_at_places_that_do_not_depend_on_crop_and_flip(seed: int) -> None:
+    """A pixel of the corner marks the flip; the colour of the mean marks the cut."""
+    count, side = 4000, 8
+    pixels = torch.zeros(count, 1, 32, 32, dtype=torch.uint8)
+    pixels[:, :, :, :16] = 255
+    images = ImageSet(
+        name="halves",
+        images=pixels,
+        labels=torch.zeros(count, dtype=torch.int64),
+        classes=2,
+        mean=(100 / 255,),
+        std=(1.0,),
+        flip=True,
+        cutout=side,
+    )
+    batch, _ = images.batch(torch.arange(count), seed=seed, epoch=0)
+    cut = (batch[:, 0] - 0).abs() < 1e-6
+    rows, columns = cut.any(2).sum(1), cut.any(1).sum(1)
+    assert torch.equal(cut.sum((1, 2)), rows * columns), "each cut is a rectangle"
+    assert rows.max() == columns.max() == side
+    assert rows.min() >= side // 2, "at an edge, half of the square is outside"
+    places = torch.arange(32.0)
+    centres = (cut.any(2) * places).sum(1) / rows
+    mirrored = (batch[:, 0, 0, 31] > 0).double()
+    assert 0.45 < float(mirrored.mean()) < 0.55
+    assert abs(float(torch.corrcoef(torch.stack([centres.double(), mirrored]))[0, 1])) < 0.06
+    plain, _ = images.batch(torch.arange(count), seed=seed, epoch=None)
+    assert not ((plain[:, 0] - 0).abs() < 1e-6).any(), "nothing is cut out of test images"
+
+
 def test_no_augmentation_for_evaluation_or_without_need() -> None:
     data = make_set()
     plain = make_set(pad=0, flip=False)

@@ -81,8 +81,8 @@ def step_time(windows: Iterable[WindowTime]) -> float | None:
 
 
 def counted_windows(windows: Sequence[WindowTime]) -> list[WindowTime]:
-    """Return the windows whose times count: all but the first and profiled ones."""
-    return [window for window in windows[1:] if not window.profiled]
+    """Return the windows whose times count: all but the first, further ones of the warm-up, and profiled ones."""
+    return [window for window in windows[1:] if not window.profiled and not window.warm_up]
 
 
 def windows_of(record: RunRecord) -> list[WindowTime]:

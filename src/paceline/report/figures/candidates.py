@@ -114,7 +114,10 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         key="train_loss",
         heading="Train loss",
         format=LOSS,
-        definition="Loss summed over all samples trained ÷ their number, over the whole run; the median over repeats.",
+        definition=(
+            "Loss summed over all samples trained ÷ their number, over the whole run, with label smoothing if the "
+            "recipe has it; the median over repeats."
+        ),
         is_estimate=True,
         terminal=InTerminal("loss", 3),
     ),
@@ -122,7 +125,9 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         key="test_loss",
         heading="Test loss",
         format=LOSS,
-        definition="Mean loss over the test data, of the synchronised weights at the end of the run.",
+        definition=(
+            "Mean loss over the test data, without label smoothing, of the synchronised weights at the end of the run."
+        ),
         is_estimate=True,
         terminal=InTerminal("test loss", 1),
     ),

@@ -151,7 +151,7 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         speed = f", {whole(rate)} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary.steps, 'step')} in {seconds(summary.train_s)}{speed}"
     if summary.skipped_steps:
-        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} {_cause_of_skipping(record)}"
+        yield f"skipped the update of {plural(summary.skipped_steps, 'step')} because gradients were not finite"
     yield from _hosts(record)
     yield from profile_sentences(record)
     estimate = summary.estimate
@@ -167,12 +167,6 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         yield f"hint: {data}use a lower --lr, a longer --warmup-epochs or --clip-norm 1"
     state = "" if record.finished else " (stopped)" if diverged is not None else " (interrupted)"
     yield f"record: {record.path}{state}"
-
-
-def _cause_of_skipping(record: RunRecord) -> str:
-    """Return why steps were skipped; in a script there is no other cause than a scaled loss."""
-    uses_float16 = "precision" not in record.config or record.config["precision"] == "fp16"
-    return "after an overflow of float16 gradients" if uses_float16 else "because gradients were not finite"
 
 
 def _uneven_cause(record: RunRecord) -> str:

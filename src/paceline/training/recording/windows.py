@@ -97,12 +97,14 @@ class Windows:
         return self._profiler is not None and self._profiler.is_running
 
     def expected_end(self, step: int) -> int:
-        """Return the step at which the run's time will be up, estimated from the closed windows; 2 × `step` at first.
+        """Return the step at which the run's time will be up, by the median of the windows so far; 2 × `step` at first.
 
         It changes only when a window closes, so it is the same on all ranks.
         """
         last = self.totals.last
-        return 2 * (step + 1) if last is None else self._step + max(1, round(self._left_s / last.step_s))
+        if last is None:
+            return 2 * (step + 1)
+        return self._step + max(1, round(self._left_s / (self.totals.step_s or last.step_s)))
 
     def _end_by_periods(self, step: int) -> int:
         period = self._sync.strategy.period

@@ -22,7 +22,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from paceline.workloads.data.sample_random import draw_below, mix
+from paceline.workloads.data.sample_random import draw_below
+
+CUTOUT_SEED = 1 << 41
+"""Added to the seed of a run, which is less, so that the place of a cut does not depend on that of the crop."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +82,9 @@ class ImageSet:
             choices = draw_below(len(self._crop_starts), indices, seed=seed, epoch=epoch)
             pixels = self._augment(pixels, choices)
         if epoch is not None and self.cutout and len(indices):
-            pixels = self._cut_out(pixels, draw_below(pixels[0, 0].numel(), indices, seed=mix(seed), epoch=epoch))
+            pixels = self._cut_out(
+                pixels, draw_below(pixels[0, 0].numel(), indices, seed=seed + CUTOUT_SEED, epoch=epoch)
+            )
         return self._normalise(pixels, dtype, channels_last), self.labels.index_select(0, indices)
 
     def _augment(self, pixels: Tensor, choices: Tensor) -> Tensor:
