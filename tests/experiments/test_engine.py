@@ -57,18 +57,28 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examinati
         return outcome
 
     monkeypatch.setattr(engine, "examine", examine)
-    config = CompareConfig(strategies="single,allreduce,ddp")
-    candidate_configs = make_candidates(RunConfig(steps=20), config, Shape(1, 2))
-    candidates = [candidate_config.candidate for candidate_config in candidate_configs]
-    description = CompareDescription(
-        kind="compare", candidates=candidates, config={}, design=compare_design(), provenance=PROVENANCE
-    )
-    folder = ExperimentFolder.create(tmp_path / "e", description)
     display = Board()
-    experiment = CompareExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display)  # type: ignore[arg-type]
+    experiment = an_experiment(tmp_path, CompareConfig(strategies="single,allreduce,ddp"), leader, display)
     experiment._examine()
     experiment.events.close()
     return display.told, asked
+
+
+def an_experiment(
+    tmp_path: Path, config: CompareConfig, leader: Leader | None = None, display: Board | None = None
+) -> CompareExperiment:
+    """Return a comparison in the folder `e` that has not started, or that goes on."""
+    candidate_configs = make_candidates(RunConfig(steps=20), config, Shape(1, 2))
+    description = CompareDescription(
+        kind="compare",
+        candidates=[candidate_config.candidate for candidate_config in candidate_configs],
+        config={},
+        design=compare_design(repeats=config.repeats, max_repeats=config.max_repeats),
+        provenance=PROVENANCE,
+    )
+    folder = ExperimentFolder.create(tmp_path / "e", description)
+    leader = leader or Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None)
+    return CompareExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display or Board())  # type: ignore[arg-type]
 
 
 def test_what_was_found_is_kept_and_problems_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +97,10 @@ def test_an_examination_that_fails_is_said_and_no_more(tmp_path: Path, monkeypat
     assert not (tmp_path / "e" / "doctor.json").exists()
     (event,) = read_events(tmp_path / "e" / "events.jsonl", EXPERIMENT_EVENTS)
     assert (type(event), event.reason) == (UnexaminedEvent, "the ranks could not be started.")
+
+
+def test_folders_of_runs_keep_the_sign_of_an_exponent(tmp_path: Path) -> None:
+    experiment = an_experiment(tmp_path, CompareConfig(strategies="ddp", vary=("lr=1e30,1e-30",)))
+    experiment.events.close()
+    names = {experiment._scheduled_run(one, "repeat-1").folder.name for one in experiment.candidate_configs}
+    assert {name.partition("lr=")[2] for name in names} == {"1e+30", "1e-30"}

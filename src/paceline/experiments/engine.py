@@ -390,7 +390,7 @@ class Experiment(ABC):
     def _slug(self, candidate_config: CandidateConfig) -> str:
         """Return a folder name that is unique among the candidates."""
         number = 1 + [other.candidate.name for other in self.candidate_configs].index(candidate_config.candidate.name)
-        return f"{number}-" + re.sub(r"[^A-Za-z0-9_=.]+", "-", candidate_config.candidate.name).strip("-")
+        return f"{number}-" + re.sub(r"[^A-Za-z0-9_=.+]+", "-", candidate_config.candidate.name).strip("-")
 
     def _still_in(self) -> list[CandidateConfig]:
         """Return the candidates that have not failed; raise the first error if none is left."""
