@@ -17,7 +17,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.remaining_time import Part, PartKind, TimeEstimator
 from paceline.config import RunConfig
-from paceline.errors import DataError, LaunchError, PacelineError, RankError
+from paceline.errors import DataError, DivergenceError, LaunchError, PacelineError, RankError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
 from paceline.experiments.estimate import RUN_S, launch_part
@@ -169,7 +169,12 @@ class Experiment(ABC):
     def _continue(self, earlier: EarlierParts) -> None:
         """Announce that the experiment goes on, and move aside what is incomplete."""
         self.events.write(ContinuedEvent(provenance=provenance(), kept=sorted(earlier.kept), retried=earlier.failed))
-        planned = len(self.candidate_configs) * max(self.config.repeats, earlier.repeats)
+        for failure in earlier.diverged:
+            self.failed_names.add(failure.candidate)
+            self.first_error = self.first_error or DivergenceError(failure.message, hint=failure.hint)
+        kept_of_diverged = [event for event in earlier.kept.values() if event.candidate in self.failed_names]
+        still_in = len(self.candidate_configs) - len(self.failed_names)
+        planned = still_in * max(self.config.repeats, earlier.repeats) + len(kept_of_diverged)
         self.display.continued(self.folder.path, len(earlier.kept), planned, earlier.failed, earlier.repeats)
         for event in events_of(earlier.events, ScheduledEvent):
             if event.folder not in earlier.kept:
