@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from examinations import examination, rank_info
+from experiments_on_disk import write_run
 from paceline.analysis.findings import Finding
+from paceline.analysis.remaining_time import Part
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.errors import LaunchError
 from paceline.experiments import engine as engine
 from paceline.experiments.candidates import make_candidates
 from paceline.experiments.compare import CompareExperiment
+from paceline.experiments.estimate import RUN_S
 from paceline.experiments.training_targets import WorkloadTarget
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.launch.leader import Leader
-from paceline.records.events import EXPERIMENT_EVENTS, UnexaminedEvent, read_events
+from paceline.records.events import EXPERIMENT_EVENTS, ScheduledEvent, UnexaminedEvent, UnprovenEvent, read_events
 from paceline.records.examination import Examination, read_examination
 from paceline.records.experiment import CompareDescription, ExperimentFolder
 from run_models import PROVENANCE, compare_design
@@ -38,6 +41,9 @@ class Board:
 
     def examined(self, found: Sequence[Finding]) -> None:
         self.told += [finding.message for finding in found if finding.level == "problem"]
+
+    def continued(self, folder: Path, runs: int, planned: int, failed: Sequence[str], repeats: int) -> None:
+        self.told.append(f"{folder.name}: {runs} of {planned} runs, {list(failed)}, {repeats} repeats")
 
     def unexamined(self, reason: str) -> None:
         self.told.append(f"unexamined: {reason}")
@@ -104,3 +110,43 @@ def test_folders_of_runs_keep_the_sign_of_an_exponent(tmp_path: Path) -> None:
     experiment.events.close()
     names = {experiment._scheduled_run(one, "repeat-1").folder.name for one in experiment.candidate_configs}
     assert {name.partition("lr=")[2] for name in names} == {"1e+30", "1e-30"}
+
+
+def expected_runs(experiment: CompareExperiment) -> dict[str, tuple[int, int]]:
+    """Return the least and the largest number of runs that the estimate expects, by candidate."""
+    stages = experiment.estimator._expected.values()
+    counts = [(part.name, times) for parts in stages for part, times in parts.items() if part.kind == "run"]
+    return {name: tuple(map(sum, zip(*[t for own, t in counts if own == name], strict=True))) for name, _ in counts}  # type: ignore[misc]
+
+
+def test_the_estimate_of_an_experiment_that_goes_on_leaves_out_what_is_there(tmp_path: Path) -> None:
+    config = CompareConfig(strategies="allreduce,ddp", repeats=3, max_repeats=5)
+    first = an_experiment(tmp_path, config)
+    for repeat, number in ((0, 0), (0, 1), (1, 0)):
+        one = first.candidate_configs[number]
+        run = first._scheduled_run(one, f"repeat-{repeat + 1}")
+        where = str(run.folder.relative_to(first.folder.path))
+        first.events.write(ScheduledEvent(candidate=run.name, repeat=repeat, folder=where))
+        write_run(run.folder, one.candidate, one.config, 2, [2.0] * 20, 0.01, None, PROVENANCE)
+    first.events.write(UnprovenEvent(reason="the workload has no fixed batch."))
+    first.events.close()
+    first.folder.close()
+
+    experiment = an_experiment(tmp_path, config)
+    assert experiment.folder.earlier is not None
+    experiment._continue(experiment.folder.earlier)
+    experiment._expect_all()
+    assert expected_runs(experiment) == {"allreduce": (1, 3), "ddp": (2, 4)}
+    measured = experiment.estimator._measured
+    assert {part: len(times) for part, times in measured.items()} == {
+        Part("run", "allreduce"): 2,
+        Part("run", "ddp"): 1,
+    }
+    assert all(seconds >= RUN_S for times in measured.values() for seconds in times)
+    assert "proof" not in experiment.estimator._expected, "an earlier command found that there is none"
+    experiment.expect_repeats(1)
+    assert expected_runs(experiment) == {"allreduce": (1, 3), "ddp": (2, 4)}
+    experiment.expect_repeats(2)
+    assert expected_runs(experiment) == {"allreduce": (1, 3), "ddp": (1, 3)}
+    experiment.events.close()
+    experiment.folder.close()
