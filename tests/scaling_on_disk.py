@@ -91,8 +91,12 @@ def write_scaling(
     interrupted: bool = False,
     events: bool = False,
     provenance: Mapping[str, Any] | None = None,
+    lr: Callable[[int], float | None] = lambda _: 0.02,
 ) -> Path:
-    """Write an experiment as `paceline scale` does, by default on hosts with half a core each."""
+    """Write an experiment as `paceline scale` does, by default on hosts with half a core each.
+
+    `lr` is the peak learning rate at a batch.
+    """
     candidates = list(points(strategies, shapes, modes, batch, batch_per_rank))
     config = RunConfig(steps=12, batch=batch)
     shared = {key: value for key, value in asdict(config).items() if key not in ("strategy", "batch")}
@@ -122,7 +126,7 @@ def write_scaling(
             event_writer.write(ScheduledEvent(candidate=candidate.name, repeat=repeat, folder=where))
             time_s, workers = step_s(candidate, repeat), point.ranks
             place = {"ranks_per_host": point.ranks_per_host, "batch": point.batch, "cores": cores}
-            place |= {"threads": (threads or {}).get(candidate.strategy, 1)}
+            place |= {"threads": (threads or {}).get(candidate.strategy, 1), "lr": lr(point.batch)}
             own = replace(config, strategy=candidate.strategy, seed=repeat, batch=point.batch)
             epoch = -(-SAMPLES // point.batch)
             write_run(path / where, candidate, own, workers, [2.0] * 12, time_s, None, about, place, epoch)

@@ -161,10 +161,22 @@ def test_an_experiment_that_was_continued_elsewhere_is_reported(tmp_path: Path) 
     machines, parts, devices = read_comparison(path).warnings
     assert machines.startswith("These records come from different machines: here (a processor), there (a processor).")
     assert parts == (
-        "Repeat 1 was measured in parts, because the experiment was interrupted and continued. Ratios use only pairs "
-        "of runs of the same part. The same command with a larger --repeats measures further repeats."
+        "Repeat 1 was measured in parts, at different times: the experiment was continued. Ratios use only pairs of "
+        "runs of the same part. The same command with a larger --repeats measures further repeats."
     )
     assert devices.startswith("ddp: its runs were trained on different devices: a GPU, another GPU.")
+
+
+def test_a_candidate_that_failed_does_not_divide_a_repeat(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", repeats=1)
+    continued = ContinuedEvent(provenance=PROVENANCE, kept=["repeat-1/1", "repeat-1/2", "repeat-1/3"], retried=["ddp"])
+    failed = FailureEvent(candidate="ddp", stage="repeat 1", kind="RankError", message="it failed.", hint=None)
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(encode(continued) + b"\n")
+    assert [warning for warning in read_comparison(path).warnings if "in parts" in warning]
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(encode(failed) + b"\n")
+    assert not [warning for warning in read_comparison(path).warnings if "in parts" in warning]
 
 
 @pytest.mark.parametrize(

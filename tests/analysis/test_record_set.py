@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.record_set import collect_records
+from paceline.config import RunConfig
 from paceline.records.experiment import Candidate, read_experiment
 from paceline.records.find import find_records
 from paceline.report.page.comparison import render
+from paceline.workloads.recipes import choose_recipe
 
 STEP_S = {"single": 0.04, "none": 0.01, "allreduce": 0.03, "ddp": 0.02}
 
@@ -161,3 +164,29 @@ def test_baselines_have_no_number_of_ranks_in_their_names(tmp_path: Path) -> Non
     paths = [write_experiment(tmp_path / f"r{ranks}", repeats=2, ranks=ranks) for ranks in (2, 4)]
     names = {row.candidate.name for row in compared(*paths).rows}
     assert {"single", "single (2)", "ddp ranks=2", "ddp ranks=4"} < names
+
+
+def write_resolved(path: Path, **settings: Any) -> Path:
+    """Write an experiment of ddp whose runs have the values of their recipe, as ranks record them."""
+    write_experiment(path, [Candidate("ddp", "ddp")], settings=settings, proof=False)
+    resolved = asdict(choose_recipe(RunConfig(**settings)))
+    change(path, "run.json", lambda run: run["config"].update(resolved))
+    return path
+
+
+def names_with_run(experiment: Path, run_of: Path) -> list[str]:
+    records = find_records([experiment, run_of / "repeat-1" / "1"])
+    return [candidate.name for candidate in collect_records(records).candidates]
+
+
+def test_a_run_is_named_by_the_settings_that_differ_from_those_of_the_experiments_runs(tmp_path: Path) -> None:
+    experiment = write_resolved(tmp_path / "a")
+    assert names_with_run(experiment, write_resolved(tmp_path / "b")) == ["ddp", "ddp (2)"]
+    other = write_resolved(tmp_path / "c", momentum=0.5)
+    assert names_with_run(experiment, other) == ["ddp momentum=0.9", "ddp momentum=0.5"]
+
+
+def test_a_recipe_and_the_same_one_by_default_are_one_candidate(tmp_path: Path) -> None:
+    runs = [write_resolved(tmp_path / "a") / "repeat-1", write_resolved(tmp_path / "b", recipe="default") / "repeat-2"]
+    (candidate,) = collect_records(find_records(runs)).candidates
+    assert candidate.name == "ddp"

@@ -248,6 +248,14 @@ def test_a_candidate_that_diverges_drops_out_and_the_rest_goes_on(tmp_path: Path
     assert rest["train_loss"]["repeats"] == 2
     (failure,) = read_experiment(tmp_path / "out").events_of(FailureEvent)
     assert (failure.kind, failure.stage) == ("DivergenceError", "repeat 1")
+
+    more = ("--repeats", "3", "--max-repeats", "3")
+    result = compare("user_workloads:plain", *QUICK, *options, *more, out=tmp_path / "out")
+    assert rows(result)["lr=1e+30"]["failure"] == diverged["failure"], "the same seed would diverge again"
+    assert rows(result)["lr=0.01"]["repeats"] == 3
+    assert "3 of 4 runs are there" in result["messages"]
+    assert not [warning for warning in result["warnings"] if "in parts" in warning]
+    assert not list((tmp_path / "out").glob("incomplete*"))
     page = (tmp_path / "out" / "report.html").read_text()
     assert start.partition(";")[0] in page
 

@@ -95,6 +95,33 @@ def test_guesses_follow_the_batch_the_slowest_rank_and_the_time_limit() -> None:
     assert guessed([limited], TRIAL)[Part("run", limited.candidate.name)] == RUN_S + 0.25
 
 
+@pytest.mark.parametrize(
+    ("changes", "evaluations"),
+    [
+        ({"steps": 20}, 1),
+        ({"steps": 20, "eval_every": "5"}, 4),
+        ({"steps": 20, "eval_every": "6"}, 4),
+        ({"epochs": 3, "eval_every": "epoch"}, 3),
+        ({"steps": 20, "evaluate": False}, 0),
+    ],
+)
+def test_guesses_count_evaluations(changes: dict[str, Any], evaluations: int) -> None:
+    tested = replace(TRIAL, test_samples=300 if changes.get("evaluate", True) else 0)
+    (one,) = make_candidates(RunConfig(**changes), CompareConfig(strategies="allreduce"), Shape(1, 2))
+    part = Part("run", one.candidate.name)
+    training_s = guessed([one], replace(TRIAL, test_samples=0))[part]
+    assert guessed([one], tested)[part] - training_s == pytest.approx(evaluations * 300 / 3 * TRIAL.sample_cpu_s / 2)
+
+
+def test_guesses_count_the_evaluations_within_a_time() -> None:
+    tested = replace(TRIAL, test_samples=300)
+    base = RunConfig(epochs=100, seconds=10.0 * 0.256 * SYNCHRONISING / 2, eval_every="5")
+    (one,) = make_candidates(base, CompareConfig(strategies="allreduce"), Shape(1, 2))
+    part = Part("run", one.candidate.name)
+    evaluating_s = guessed([one], tested)[part] - guessed([one], replace(TRIAL, test_samples=0))[part]
+    assert evaluating_s == pytest.approx(2 * 300 / 3 * TRIAL.sample_cpu_s / 2), "10 steps in that time"
+
+
 def test_the_default_batch_is_reduced_to_the_data() -> None:
     candidates = make_candidates(SMALL, CompareConfig(strategies="ddp,allreduce"), Shape(1, 2))
     known = WorkloadTarget().describe(candidates, 2)

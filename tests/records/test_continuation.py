@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from paceline.records.experiment import (
     read_experiment,
 )
 from paceline.records.reader import is_complete
+from paceline.records.writer import encode
 from run_models import PROVENANCE, compare_design, recorded_settings, scale_design
 
 SETTINGS = {key: value for key, value in recorded_settings(steps=12).items() if key != "strategy"}
@@ -160,6 +162,65 @@ def test_a_finished_experiment_continues_with_more_repeats(tmp_path: Path, repea
     assert earlier is not None
     assert earlier.failed == ["allreduce"]
     assert (read_experiment(path).design.repeats, read_experiment(path).design.max_repeats) == repeats
+
+
+@pytest.fixture
+def diverged(tmp_path: Path) -> Path:
+    """Folder of a finished experiment in which ddp stopped in repeat 2, since its loss was not finite."""
+    path = write_experiment(tmp_path / "e")
+    run = path / "repeat-2" / "4"
+    (run / "finished").unlink()
+    summary = json.loads((run / "summary.json").read_text())
+    summary["divergence"] = {"step": 11, "loss": None, "before": 2.0}
+    (run / "summary.json").write_text(json.dumps(summary))
+    failure = FailureEvent(candidate="ddp", stage="repeat 2", kind="DivergenceError", message="it did.", hint=None)
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(encode(failure) + b"\n")
+    return path
+
+
+MORE = description(design=replace(DESIGN, repeats=3, max_repeats=3))
+
+
+def test_a_diverged_run_is_kept_and_its_candidate_not_tried_again(diverged: Path) -> None:
+    assert "try" not in (refusal(diverged, description()).hint or "")
+    earlier = ExperimentFolder.create(diverged, MORE).earlier
+    assert earlier is not None
+    assert (len(earlier.kept), earlier.failed) == (8, [])
+    assert [(event.candidate, event.message) for event in earlier.diverged] == [("ddp", "it did.")]
+
+
+def test_a_run_that_has_diverged_and_not_ended_is_tried_again(diverged: Path) -> None:
+    """A loss that has grown does not stop a run, so one without its end was cut off."""
+    file = diverged / "repeat-2" / "4" / "summary.json"
+    summary = json.loads(file.read_text())
+    summary["divergence"]["loss"] = 100.0
+    file.write_text(json.dumps(summary))
+    earlier = ExperimentFolder.create(diverged, MORE).earlier
+    assert earlier is not None
+    assert (len(earlier.kept), earlier.failed, earlier.diverged) == (7, ["ddp"], [])
+
+
+def test_a_candidate_that_diverged_is_tried_again_if_its_code_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_scheme.py").write_text("# first version")
+    own = [Candidate("mine", "own_scheme:Mine"), Candidate("ddp", "ddp")]
+    path = write_experiment(tmp_path / "e", own, repeats=1)
+    run = path / "repeat-1" / "1"
+    (run / "finished").unlink()
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"divergence": {"step": 2, "loss": None, "before": 1.0}}))
+    failure = FailureEvent(candidate="mine", stage="repeat 1", kind="DivergenceError", message="it did.", hint=None)
+    with (path / "events.jsonl").open("ab") as file:
+        file.write(encode(failure) + b"\n")
+    (tmp_path / "own_scheme.py").write_text("# second version, which is longer")
+    design = compare_design(repeats=2, max_repeats=2)
+    earlier = ExperimentFolder.create(path, description(candidates=own, design=design)).earlier
+    assert earlier is not None
+    assert (list(earlier.kept), earlier.failed, earlier.diverged) == (["repeat-1/2"], ["mine"], [])
 
 
 @pytest.mark.parametrize(

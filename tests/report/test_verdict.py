@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments_on_disk import CLASSIC, read_comparison, write_experiment
+from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
 from paceline.records.experiment import Candidate
 from paceline.report.terminal.comparison import to_json
 from paceline.report.verdict.next_command import next_command
@@ -280,6 +280,28 @@ def test_without_any_that_computes_the_same_none_is_recommended(tmp_path: Path) 
     assert command.startswith("paceline compare ")
     assert "--strategies ddp,parameter_server:asynchronous=true" in command
     assert "--steps 12" in command
+
+
+def test_a_faster_alternative_that_diverged_in_a_repeat_is_not_offered(tmp_path: Path) -> None:
+    def losses(candidate: Candidate, repeat: int, step: int) -> float:
+        lost = candidate.name == "lossy" and repeat == 1 and step > 5
+        return 100.0 if lost else falling(candidate, repeat, step)
+
+    candidates = [Candidate("lossy", "lossy", lossless=False), Candidate("ddp", "ddp")]
+    times = {"lossy": 0.01, "ddp": 0.03}
+    path = write_experiment(tmp_path / "e", candidates, repeats=4, steps=40, step_s=times, losses=losses)
+    comparison = read_comparison(path)
+    assert comparison.row("lossy").exclusion == "diverged"
+    assert comparison.alternatives == []
+    assert comparison.decision.first == "ddp"
+    unharmed = read_comparison(write_experiment(tmp_path / "f", candidates, repeats=4, steps=40, step_s=times))
+    assert [one.row.candidate.name for one in unharmed.alternatives] == ["lossy"]
+
+
+def test_an_alternative_that_diverges_where_all_do_keeps_its_reason(tmp_path: Path) -> None:
+    candidates = [Candidate("lossy", "lossy", lossless=False), Candidate("ddp", "ddp")]
+    path = write_experiment(tmp_path / "e", candidates, steps=40, losses=lambda _, __, step: 100.0 if step > 5 else 2.0)
+    assert read_comparison(path).row("lossy").exclusion == "lossy"
 
 
 def test_a_diverged_candidate_is_not_picked_unless_all_diverged(tmp_path: Path) -> None:

@@ -70,20 +70,21 @@ def caveats(
 
 
 def _repeats_in_parts(record_set: RecordSet) -> Iterator[str]:
-    """Yield a warning on repeats whose runs were not all measured together, since the experiment was interrupted."""
+    """Yield a warning on repeats whose runs were not all measured together; failed candidates are in no ratio."""
     if not events_of(record_set.events, ContinuedEvent):
         return
+    failed = {event.candidate for event in events_of(record_set.events, FailureEvent)}
     keys: dict[tuple[int, int], set[tuple[int, int]]] = {}
-    for recorded in record_set.runs:
+    for recorded in (one for one in record_set.runs if one.candidate not in failed):
         keys.setdefault(recorded.repeat, set()).add(recorded.timing_key)
     cut = sorted({repeat + 1 for (_, repeat), parts in keys.items() if len(parts) > 1})
     if cut:
         which = "Repeat" if len(cut) == 1 else "Repeats"
         verb = "was" if len(cut) == 1 else "were"
         yield (
-            f"{which} {join_names([str(number) for number in cut])} {verb} measured in parts, because the experiment "
-            "was interrupted and continued. Ratios use only pairs of runs of the same part. The same command with a "
-            "larger --repeats measures further repeats."
+            f"{which} {join_names([str(number) for number in cut])} {verb} measured in parts, at different times: the "
+            "experiment was continued. Ratios use only pairs of runs of the same part. The same command with a larger "
+            "--repeats measures further repeats."
         )
 
 

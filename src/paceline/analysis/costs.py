@@ -51,7 +51,7 @@ class CostTable(Mapping[str, Mapping[Any, float]]):
 
         It is from windows alone: the effects of repeats are part of this variance, and all candidates share them.
         """
-        return prior_of_windows(self._window_variance(name, self.costs[name]))
+        return prior_of_windows(self._mean_window_variance(name, self.costs[name]))
 
     def _prior_of_pair(self, one: str, other: str) -> Variance | None:
         ones, others = self.costs.get(one, {}), self.costs.get(other, {})
@@ -61,11 +61,11 @@ class CostTable(Mapping[str, Mapping[Any, float]]):
             for name, costs in self.costs.items()
             if name not in (one, other) and all(key in costs for key in keys)
         ]
-        windows = [self._window_variance(name, keys) for name in (one, other)]
+        windows = [self._mean_window_variance(name, keys) for name in (one, other)]
         known = [variance for variance in windows if variance is not None]
         return prior_of_pair(measured_with, sum(known) if len(known) == len(windows) else None)
 
-    def _window_variance(self, name: str, keys: Collection[Any]) -> float | None:
+    def _mean_window_variance(self, name: str, keys: Collection[Any]) -> float | None:
         """Return the mean over repeats of the variance by windows; None if it is unknown in all."""
         own = self.window_variances.get(name, {})
         known = [own[key] for key in keys if key in own]
@@ -79,7 +79,7 @@ def cost_table(record_set: RecordSet) -> CostTable:
         name: {
             entry.timing_key: variance
             for entry in record_set.recorded_runs_of(name)
-            if (variance := _window_variance(entry.run)) is not None
+            if (variance := _variance_by_windows(entry.run)) is not None
         }
         for name in names
     }
@@ -107,6 +107,6 @@ def _samples_per_step(run: RunRecord) -> float | None:
     return sum(event.samples for event in logs) / steps if steps else None
 
 
-def _window_variance(run: RunRecord) -> float | None:
+def _variance_by_windows(run: RunRecord) -> float | None:
     times = [window.step_s for window in counted_windows(windows_of(run))]
     return window_variance([math.log(time) for time in times]) if all(time > 0 for time in times) else None

@@ -17,7 +17,8 @@ from paceline.records.experiment import Candidate
 
 Exclusion = Literal["asynchronous", "lossy", "replicas_differ", "diverged"]
 """Reason: ranks do not step together; the gradient is not the mean gradient; replicas that should be equal differ; it
-diverged in a repeat in which another candidate did not."""
+diverged in a repeat in which another candidate did not, also if it is asynchronous or lossy: its price in accuracy
+would be that of the repeats in which it did not diverge."""
 ALTERNATIVES: tuple[Exclusion, ...] = ("asynchronous", "lossy")
 """Reasons that are by design: the candidate trained as it should, but computes something else than one process."""
 
@@ -32,7 +33,8 @@ def exclusions(record_set: RecordSet) -> dict[str, Exclusion]:
     candidates = [candidate for candidate in record_set.candidates if candidate.role == "candidate"]
     found = {c.name: reason for c in candidates if (reason := _own_exclusion(record_set, c)) is not None}
     exact = [c.name for c in record_set.candidates if c.role != "bound" and c.name not in found]
-    diverged = _diverged_alone(record_set, exact)
+    alternatives = [name for name, reason in found.items() if reason in ALTERNATIVES]
+    diverged = _diverged_alone(record_set, [*exact, *alternatives], beside=exact or alternatives)
     return found | {c.name: "diverged" for c in candidates if c.name in diverged}
 
 
@@ -62,11 +64,11 @@ def diverged(record_set: RecordSet, candidate: str) -> set[tuple[int, int]]:
     return {repeat for repeat, run in runs if divergence_of(run) is not None}
 
 
-def _diverged_alone(record_set: RecordSet, names: list[str]) -> set[str]:
-    """Return the candidates that diverged in a repeat in which another did not.
+def _diverged_alone(record_set: RecordSet, names: list[str], beside: list[str]) -> set[str]:
+    """Return those of `names` that diverged in a repeat in which one of `beside` did not.
 
     Where all diverge, the settings are the reason, and no candidate is worse than another.
     """
     lost = {name: diverged(record_set, name) for name in names}
-    kept = {repeat for name in names for repeat in record_set.runs_of(name) if repeat not in lost[name]}
+    kept = {repeat for name in beside for repeat in record_set.runs_of(name) if repeat not in lost[name]}
     return {name for name in names if lost[name] & kept}

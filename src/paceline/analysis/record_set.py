@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from paceline.config import DEFAULT_STRATEGY, RunConfig
+from paceline.config.recipe import RECIPE_SETTINGS
 from paceline.config.setting import select
 from paceline.records import RunRecord
 from paceline.records.events import CandidateEvent, ContinuedEvent, ExperimentEvent
@@ -88,6 +89,8 @@ class _RecordSource:
     folders: list[str]
     provenances: list[Provenance]
     config: Settings
+    run_config: Settings
+    """Settings that all runs share, with the values of their recipe, which `config` of an experiment does not have."""
     examination: Examination | None = None
     read_warnings: list[str] = field(default_factory=list)
 
@@ -145,6 +148,7 @@ def _of_experiment(record: ExperimentRecord) -> _RecordSource:
         folders=[str(record.path)],
         provenances=[record.provenance, *[event.provenance for event in record.events_of(ContinuedEvent)]],
         config=record.config,
+        run_config=_with_recipe_of_runs(record.config, [entry.run for entry in record.runs]),
         examination=record.examination,
         read_warnings=record.read_warnings,
     )
@@ -177,7 +181,20 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
         folders=[str(run.path) for run in runs],
         provenances=[run.provenance for run in runs],
         config=shared,
+        run_config=shared,
     )
+
+
+def _with_recipe_of_runs(config: Settings, runs: Sequence[RunRecord]) -> Settings:
+    """Return the config of an experiment with the settings of the recipe that its runs trained by.
+
+    Settings of the recipe that differ between runs are left out: the names of the candidates tell them apart.
+    """
+    if not runs:
+        return config
+    others = {key: value for key, value in config.items() if key not in RECIPE_SETTINGS}
+    shared = _shared([run.config for run in runs])
+    return others | {key: value for key, value in shared.items() if key in RECIPE_SETTINGS}
 
 
 def reference_of(candidates: Sequence[Candidate]) -> Candidate:
@@ -215,12 +232,12 @@ def _by_seed(runs: Sequence[RunRecord]) -> dict[tuple[int, int], RunRecord]:
 
 def _names(sources: Sequence[_RecordSource]) -> list[list[str]]:
     """Return unique names by source: settings, ranks and host are appended where they distinguish candidates."""
-    shared = _shared([source.config for source in sources])
+    shared = _shared([source.run_config for source in sources])
     hosts = {member.host for source in sources for member in source.members}
     rank_counts = defaultdict[str, set[int | None]](set)
     named = list[tuple[_SourceCandidate, str]]()
     for source in sources:
-        settings = [f"{k}={v}" for k, v in source.config.items() if k not in shared and k not in NOT_COMPARED]
+        settings = [f"{k}={v}" for k, v in source.run_config.items() if k not in shared and k not in NOT_COMPARED]
         named += [(member, " ".join([member.candidate.name, *settings])) for member in source.members]
     for member, name in named:
         rank_counts[name].add(member.ranks)

@@ -19,7 +19,7 @@ from typing import Literal
 
 from paceline.records.events import EstimateEvent
 
-PartKind = Literal["launch", "examination", "proof", "run", "step"]
+PartKind = Literal["launch", "examination", "proof", "run", "step", "evaluation"]
 
 GUESSED = 2.0
 """Factor by which a part may be faster or slower than its guess, if the machine does nothing else."""

@@ -29,7 +29,6 @@ class ScaleRequest(LaunchRequest):
     help_texts: ClassVar[Mapping[str, str]] = {
         "steps": "Steps of each run [default: 20, unless --epochs or --seconds is given].",
         "epochs": "Train each run for this many epochs instead.",
-        "lr": "Learning rate of SGD, the same for every batch size: only times are compared.",
         "threads": "CPU threads per rank [default: usable cores ÷ ranks per host; "
         "on one machine, the same for every world size].",
     }

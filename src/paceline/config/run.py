@@ -61,38 +61,38 @@ class RunConfig:
     seconds: float | None = setting(None, bound=POSITIVE, in_next_command=False, ends_run=True, unused_by=("doctor",))
     """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached. The
     time of evaluations does not count."""
-    recipe: str = setting("", unused_by=("doctor",))
+    recipe: str = setting("", compared=False)
     """Recipe to train by: default, classic (the settings of the published experiments), or a TOML file with any of the
     settings from --optimizer to --precision [default: the workload's own]."""
     optimizer: OptimizerName | None = None
     """Optimiser: sgd, adamw, lars, lamb or muon [default: the recipe's]. Ignored if the workload defines its own."""
-    lr: float | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    lr: float | None = setting(None, bound=NOT_NEGATIVE)
     """Peak learning rate, used as given unless --scale-lr is given too [default: the recipe's, scaled to the batch]."""
-    scale_lr: ScaleRule | None = setting(None, unused_by=("doctor",))
+    scale_lr: ScaleRule | None = None
     """Scale the learning rate by global batch ÷ reference batch (linear), by its square root (sqrt), or not (none)
     [default: the recipe's]."""
-    reference_batch: int | None = setting(None, bound=POSITIVE, unused_by=("doctor",))
+    reference_batch: int | None = setting(None, bound=POSITIVE)
     """Global batch that the learning rate is meant for [default: the recipe's]."""
     momentum: float | None = setting(None, bound=SHARE)
     """Momentum of SGD, LARS and Muon [default: the recipe's]."""
-    nesterov: bool | None = setting(None, unused_by=("doctor",))
+    nesterov: bool | None = None
     """Use Nesterov momentum, with SGD or LARS [default: the recipe's]."""
-    weight_decay: float | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    weight_decay: float | None = setting(None, bound=NOT_NEGATIVE)
     """Weight decay [default: the recipe's]."""
-    schedule: ScheduleName | None = setting(None, unused_by=("doctor",))
+    schedule: ScheduleName | None = None
     """Learning rate after warm-up: constant, step (÷ 10 at half and at three quarters of the run), cosine or triangular
     (to 0 along a cosine or a straight line) [default: the recipe's]."""
-    warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE)
     """Epochs in which the learning rate rises linearly from 0. In a run of less than twice as many epochs it rises as
     fast for half of the run, to a lower peak [default: the recipe's]."""
-    warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE)
     """Least number of steps of warm-up [default: the recipe's; 0 if --warmup-epochs is given]."""
-    label_smoothing: float | None = setting(None, bound=SHARE, unused_by=("doctor",))
+    label_smoothing: float | None = setting(None, bound=SHARE)
     """Share of probability that the training loss spreads over all classes [default: the recipe's]."""
-    cutout: int | None = setting(None, bound=NOT_NEGATIVE, unused_by=("doctor",))
+    cutout: int | None = setting(None, bound=NOT_NEGATIVE)
     """Side of a square, in pixels, that is cut out of each training image at a random place, where the data set is
     augmented [default: the recipe's]."""
-    zero_gamma: bool | None = setting(None, unused_by=("doctor",))
+    zero_gamma: bool | None = None
     """Start the last BatchNorm of each residual block with weight 0 [default: the recipe's]."""
     clip_norm: float | None = setting(None, bound=POSITIVE, unused_by=("doctor",))
     """Clip the synchronised gradient to this norm."""

@@ -56,7 +56,7 @@ def examine_run(
     examination = _examine_machines(config, world, folder.path, threads, command, progress)
     if with_workload:
         progress.enter("workload")
-        short = RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
+        short = examined_config(config)
         needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
         examination = replace(examination, workload=needs)
         if world.rank == 0:
@@ -71,6 +71,11 @@ def examine_run(
 
 examine_machines = functools.partial(examine_run, with_workload=False)
 """The same without a workload: used for a user's script, which must own its process."""
+
+
+def examined_config(config: RunConfig) -> RunConfig:
+    """Return the config of the few steps that the doctor trains: like the runs that it is about, but short."""
+    return RunConfig(**{name: getattr(config, name) for name in EXAMINED_SETTINGS}, steps=STEPS, evaluate=False)
 
 
 class ExaminationProgress:

@@ -17,7 +17,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.remaining_time import Part, PartKind, TimeEstimator
 from paceline.config import RunConfig
-from paceline.errors import DataError, LaunchError, PacelineError, RankError
+from paceline.errors import DataError, DivergenceError, LaunchError, PacelineError, RankError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
 from paceline.experiments.estimate import RUN_S, launch_part
@@ -26,25 +26,28 @@ from paceline.launch.job import JOB_FILE, Job, Task
 from paceline.launch.leader import Leader
 from paceline.records import EventWriter, RunFolder, provenance
 from paceline.records.events import (
+    RUN_EVENTS,
     ContinuedEvent,
     EndEvent,
     FailureEvent,
     InterruptedEvent,
     ParityEvent,
+    RunEvent,
     ScheduledEvent,
     UnexaminedEvent,
     UnprovenEvent,
     events_of,
+    read_events,
 )
 from paceline.records.examination import Examination, has_examination, write_examination
 from paceline.records.experiment import Design, EarlierParts, ExperimentFolder
 from paceline.records.parity import Parity
 from paceline.records.provenance import command_line
-from paceline.records.schema import FINISHED_FILE, READY_FILE
+from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, READY_FILE
 from paceline.strategies.registry import create
 
 Item = TypeVar("Item")
-_REPEATS = "further repeats"
+_BEGUN_REPEATS, _REPEATS = "begun repeats", "further repeats"
 
 
 class MeasurementConfig(Protocol):
@@ -154,7 +157,7 @@ class Experiment(ABC):
             if self._is_to_examine:
                 self._examine()
                 self._write_estimate()
-            if self.config.proof:
+            if self._is_to_prove:
                 self._prove()
                 self._write_estimate()
             self._measure()
@@ -169,7 +172,12 @@ class Experiment(ABC):
     def _continue(self, earlier: EarlierParts) -> None:
         """Announce that the experiment goes on, and move aside what is incomplete."""
         self.events.write(ContinuedEvent(provenance=provenance(), kept=sorted(earlier.kept), retried=earlier.failed))
-        planned = len(self.candidate_configs) * max(self.config.repeats, earlier.repeats)
+        for failure in earlier.diverged:
+            self.failed_names.add(failure.candidate)
+            self.first_error = self.first_error or DivergenceError(failure.message, hint=failure.hint)
+        kept_of_diverged = [event for event in earlier.kept.values() if event.candidate in self.failed_names]
+        still_in = len(self.candidate_configs) - len(self.failed_names)
+        planned = still_in * max(self.config.repeats, earlier.repeats) + len(kept_of_diverged)
         self.display.continued(self.folder.path, len(earlier.kept), planned, earlier.failed, earlier.repeats)
         for event in events_of(earlier.events, ScheduledEvent):
             if event.folder not in earlier.kept:
@@ -177,19 +185,41 @@ class Experiment(ABC):
         for candidate_config in self.candidate_configs:
             if candidate_config.candidate.name in earlier.reproved:
                 self.folder.set_aside(self._scheduled_run(candidate_config, "proof").folder)
+        self._measure_kept(earlier)
 
     def expect_repeats(self, done: int, *, at_least: int = 0, at_most: int | None = None) -> None:
-        """Update the estimate of the remaining time after a number of repeats, with the repeats still to come."""
+        """Update the estimate of the remaining time after a number of repeats, with the repeats still to come.
+
+        Of repeats that an earlier command began, only the runs that it did not complete are to come.
+        """
+        begun = 0 if self.folder.earlier is None else self.folder.earlier.repeats
+        missing = [run for repeat in range(done, begun) for run in self._missing_runs(repeat)]
+        self.estimator.expect(_BEGUN_REPEATS, self._parts_of("run", missing))
+        done = max(done, begun)
         runs = [self._scheduled_run(one, "repeat") for one in self._still_in()]
         most = max(self.config.repeats, self.config.max_repeats) - done if at_most is None else at_most
         least = min(max(self.config.repeats - done, at_least), most)
         self.estimator.expect(_REPEATS, self._parts_of("run", runs), least, most)
 
+    def _missing_runs(self, repeat: int) -> list[ScheduledRun]:
+        """Return the runs of a repeat that no earlier command has completed."""
+        kept = set() if self.folder.earlier is None else self.folder.earlier.kept.keys()
+        runs = [self._scheduled_run(one, f"repeat-{repeat + 1}") for one in self._still_in()]
+        return [run for run in runs if str(run.folder.relative_to(self.folder.path)) not in kept]
+
+    def _measure_kept(self, earlier: EarlierParts) -> None:
+        """Tell the estimator the times of the runs that an earlier command has completed."""
+        for folder, event in earlier.kept.items():
+            if event.candidate not in self.failed_names:
+                events: list[RunEvent] = read_events(self.folder.path / folder / EVENTS_FILE, RUN_EVENTS)
+                seconds = max((one.time_s for one in events), default=0.0)
+                self.estimator.measure(Part("run", event.candidate), RUN_S + seconds)
+
     def _expect_all(self) -> None:
         """Tell the estimator everything that the experiment will carry out."""
         if self._is_to_examine:
             self.estimator.expect("doctor", [launch_part(self._to_examine().shape), Part("examination")])
-        if self.config.proof:
+        if self._is_to_prove:
             runs = [self._scheduled_run(one, "proof") for one in self.to_prove()]
             self.estimator.expect("proof", self._parts_of("proof", [run for run in runs if not _has_proof(run)]))
         self.expect_repeats(0)
@@ -208,6 +238,12 @@ class Experiment(ABC):
     def _is_to_examine(self) -> bool:
         """Whether the machine is to be examined, and has not been by an earlier command."""
         return self.config.doctor and not has_examination(self.folder.path)
+
+    @property
+    def _is_to_prove(self) -> bool:
+        """Whether parity is to be proven, and no earlier command has found that it cannot be for any candidate."""
+        earlier = [] if self.folder.earlier is None else self.folder.earlier.events
+        return self.config.proof and all(event.candidates for event in events_of(earlier, UnprovenEvent))
 
     def _to_examine(self) -> CandidateConfig:
         """Return the candidate whose workload and ranks are examined: one on the most ranks."""
@@ -249,8 +285,6 @@ class Experiment(ABC):
     def _prove(self) -> None:
         """Prove the candidates that have no proof yet. An earlier proof that failed is repeated."""
         earlier = [] if self.folder.earlier is None else self.folder.earlier.events
-        if any(not event.candidates for event in events_of(earlier, UnprovenEvent)):
-            return
         runs = [self._scheduled_run(one, "proof") for one in self.to_prove()]
         kept = [run for run in runs if _has_proof(run)]
         try:
@@ -390,7 +424,7 @@ class Experiment(ABC):
     def _slug(self, candidate_config: CandidateConfig) -> str:
         """Return a folder name that is unique among the candidates."""
         number = 1 + [other.candidate.name for other in self.candidate_configs].index(candidate_config.candidate.name)
-        return f"{number}-" + re.sub(r"[^A-Za-z0-9_=.]+", "-", candidate_config.candidate.name).strip("-")
+        return f"{number}-" + re.sub(r"[^A-Za-z0-9_=.+]+", "-", candidate_config.candidate.name).strip("-")
 
     def _still_in(self) -> list[CandidateConfig]:
         """Return the candidates that have not failed; raise the first error if none is left."""

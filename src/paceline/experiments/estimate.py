@@ -73,9 +73,20 @@ class Trial:
 
     def steps_of(self, config: RunConfig, workers: int) -> int:
         """Return the steps of a run of the same workload, unless its time ends it earlier."""
+        return config.steps or self._epoch_steps(config, workers) * config.most_epochs
+
+    def evaluations_of(self, config: RunConfig, workers: int, steps: float) -> int:
+        """Return the evaluations of a run of some steps: while training, and after the last step if none is then."""
+        if not config.eval_every:
+            return 1
+        every = config.eval_steps or self._epoch_steps(config, workers)
+        return max(1, math.ceil(steps / every - 1e-9))  # The steps of a time may be 10.000000001.
+
+    def _epoch_steps(self, config: RunConfig, workers: int) -> int:
+        """Return the steps of an epoch at the batch of a run."""
         batch = self.batch_of(config, workers)
         relative = 1.0 if batch is None or self.batch is None else self.batch / batch
-        return config.steps or math.ceil(self.steps_per_epoch * relative) * config.most_epochs
+        return math.ceil(self.steps_per_epoch * relative)
 
 
 Trials = Mapping[str, Trial]
@@ -200,8 +211,10 @@ def _run_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: in
     batch = trial.batch_of(config, workers) or config.global_batch(workers)
     slowest = max(config.slowed.values(), default=1.0)
     step_s = batch * sample_s * SYNCHRONISING * slowest + _wire_s(one, trial, place)
-    training_s = min(trial.steps_of(config, workers) * step_s, config.seconds or math.inf)
-    return RUN_S + training_s + trial.test_samples / 3 * sample_s
+    steps = trial.steps_of(config, workers)
+    training_s = min(steps * step_s, config.seconds or math.inf)
+    evaluations = trial.evaluations_of(config, workers, training_s / step_s if step_s else steps)
+    return RUN_S + training_s + evaluations * trial.test_samples / 3 * sample_s
 
 
 def _proof_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: int) -> float:

@@ -228,9 +228,10 @@ def already_finished(path: Path, runs: int, failed: Sequence[str]) -> RecordErro
     )
 
 
-def failed_candidates(events: Sequence[ExperimentEvent]) -> list[str]:
-    """Return the candidates that have failed, without those that were tried again since."""
-    return list(dict.fromkeys(event.candidate for event in events_of(standing_events(events), FailureEvent)))
+def failures_of(events: Sequence[ExperimentEvent]) -> dict[str, FailureEvent]:
+    """Return the failure of each candidate that has failed, without those that were tried again since."""
+    found = {event.candidate: event for event in reversed(events_of(standing_events(events), FailureEvent))}
+    return dict(reversed(found.items()))
 
 
 def is_finished(events: Sequence[ExperimentEvent]) -> bool:

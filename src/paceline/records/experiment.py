@@ -11,14 +11,14 @@ import msgspec
 from filelock import BaseFileLock, FileLock, Timeout
 from msgspec import Struct
 
-from paceline.errors import RecordError
+from paceline.errors import DivergenceError, RecordError
 from paceline.records import schema
 from paceline.records.continuation import (
     already_finished,
     changed_code,
     check_same,
     continued_design,
-    failed_candidates,
+    failures_of,
     is_finished,
     most_repeats,
     part_of,
@@ -33,6 +33,7 @@ from paceline.records.events import (
     EndEvent,
     EventT,
     ExperimentEvent,
+    FailureEvent,
     ScheduledEvent,
     events_of,
     read_events,
@@ -234,6 +235,8 @@ class EarlierParts:
     """Complete runs by folder. All others are measured again."""
     failed: list[str]
     """Candidates that failed; they are tried again."""
+    diverged: list[FailureEvent]
+    """Failures of candidates that diverged. They stay left out, since the same seed would diverge again."""
     reproved: set[str]
     """Candidates whose proof no longer holds, since their code has changed."""
 
@@ -324,15 +327,32 @@ def _continue(path: Path, new: ExperimentDescription) -> tuple[EarlierParts, Exp
     events = _read_events(path, old)
     scheduled = {event.folder: event for event in events_of(events, ScheduledEvent)}
     kept = {folder: event for folder, event in scheduled.items() if is_complete(_folder_of(event, path))}
-    failed = failed_candidates(events)
+    stopped = {event.candidate: folder for folder, event in kept.items() if not _is_finished_run(path / folder)}
+    failures = failures_of(events)
+    diverged = {name for name, event in failures.items() if event.kind == DivergenceError.__name__ and name in stopped}
+    failed = [name for name in failures if name not in diverged]
     more_repeats = new.design.repeats > old.design.repeats or most_repeats(new.design) > most_repeats(old.design)
     if is_finished(events) and not more_repeats:
         raise already_finished(path, len(kept), failed)
-    reproved = changed_code(old, new, {event.candidate for event in kept.values()})
+    finished = {event.candidate for folder, event in kept.items() if _is_finished_run(path / folder)}
+    reproved = changed_code(old, new, finished)
+    diverged -= reproved  # With other code, a candidate may train.
+    for name in stopped.keys() - diverged:
+        del kept[stopped[name]]
     description = msgspec.structs.replace(
         old, design=continued_design(old.design, new.design), user_code=old.user_code | new.user_code
     )
-    return EarlierParts(events, kept, failed, reproved), description
+    return EarlierParts(
+        events=events,
+        kept=kept,
+        failed=[name for name in failures if name not in diverged],
+        diverged=[event for name, event in failures.items() if name in diverged],
+        reproved=reproved,
+    ), description
+
+
+def _is_finished_run(folder: Path) -> bool:
+    return (folder / schema.FINISHED_FILE).is_file()
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether a folder contains a run that has finished, with the files of all its ranks.
+    """Return whether a folder contains a run that has finished or stopped by divergence, with the files of all ranks.
 
     A host that does not share the leader's disk sends the files of its ranks after rank 0 has marked the run finished.
     """
@@ -166,13 +166,18 @@ def is_complete(path: Path) -> bool:
         run = read_run(path)
     except RecordError:  # For example a file that was not written completely when the machine stopped.
         return False
-    if not run.finished or run.summary is None:
+    if run.summary is None or not (run.finished or _is_stopped_by_divergence(run.summary)):
         return False
     steps = {rank.rank: rank.steps for rank in run.summary.ranks}
     written = [set(files_by_rank(path, pattern)) for pattern in ("timeline-*.bin", "resources-*.csv", "marks-*.csv")]
     return all(len(run.steps.get(rank, ())) == number for rank, number in steps.items()) and all(
         not ranks or steps.keys() <= ranks for ranks in written
     )
+
+
+def _is_stopped_by_divergence(summary: Summary) -> bool:
+    """Return whether a loss or gradients that are not finite stopped a run; one whose loss has grown goes on."""
+    return summary.divergence is not None and summary.divergence.loss is None
 
 
 def _read_summary(file: Path) -> Summary | None:

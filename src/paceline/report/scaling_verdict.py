@@ -24,11 +24,12 @@ from paceline.formatting import (
     percent,
     plural,
     seconds,
+    short,
     whole,
 )
 
 TITLES: dict[Mode, str] = {"strong": "Strong scaling", "weak": "Weak scaling"}
-NOT_SCALED = "The learning rate is the same at every batch size: this experiment measures time, not accuracy."
+ONLY_TIME = "this experiment measures time, not accuracy."
 
 
 def sentences(scaling: Scaling) -> list[str]:
@@ -60,6 +61,19 @@ def _without_intervals(scaling: Scaling) -> Iterator[str]:
         yield (f"{counts} no interval{each}, so no difference here is certain. Use --repeats {MIN_REPEATS} or more.")
     elif few:
         yield (f"Points with fewer than {MIN_REPEATS} repeats have no interval, so their differences are not certain.")
+
+
+def learning_rate_note(scaling: Scaling) -> str:
+    """Return a note on the learning rates of the points, as far as they are known: accuracies are not compared."""
+    topologies = [entry.run.topology for entry in scaling.record_set.runs]
+    rates = {one.batch: one.lr for one in topologies if one.batch is not None and one.lr is not None}
+    if not rates:
+        return ONLY_TIME.capitalize()
+    if len(set(rates.values())) == 1:
+        return f"The learning rate is the same at every batch size: {ONLY_TIME}"
+    least, most = min(rates), max(rates)
+    ends = [f"{short(rates[batch], 3)} at batch {whole(batch)}" for batch in (least, most)]
+    return f"The learning rate was scaled with the batch, from {ends[0]} to {ends[1]}: {ONLY_TIME}"
 
 
 def format_mode(scaling: Scaling, mode: Mode) -> str:

@@ -14,13 +14,15 @@ import pytest
 from msgspec.structs import asdict, replace
 from rich.console import Console
 
-from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
+from paceline.analysis.remaining_time import RemainingTime
+from paceline.records import EventWriter, RunDescription, RunFolder, StepRow, StepWriter
 from paceline.records.description import RecordedEmulation
 from paceline.records.events import ConfigEvent, EpochEvent, EvaluationEvent, LogEvent, StartEvent
 from paceline.records.summary import EvaluationResult
+from paceline.records.writer import encode
 from paceline.report.live import run as live
 from paceline.report.live.run import LiveRun, Tail, configuration_line
-from run_models import recipe, topology
+from run_models import PROVENANCE, recipe, recorded_settings, topology
 
 TOPOLOGY = topology(3, batch=64, batch_per_rank=[21, 22], cores=4.0, parameters=53_762)
 EMULATED = RecordedEmulation(spec="3@500mbit", host_cpus=None)
@@ -325,3 +327,49 @@ def test_the_remaining_time_of_training_is_a_range_without_the_warm_up(folder: R
         until(lambda: "5–30 s left" in out.getvalue())
         events.close()
         steps.close()
+
+
+def described(folder: RunFolder, **settings: Any) -> None:
+    """Write the description of a run with some settings."""
+    folder.write_run(RunDescription(config=recorded_settings(**settings), topology=TOPOLOGY, provenance=PROVENANCE))
+
+
+def test_a_run_that_ends_by_time_counts_down_the_time(folder: RunFolder) -> None:
+    screen, out = console(terminal=True)
+    described(folder, epochs=100, seconds=20.0)
+    with LiveRun(folder.path, screen):
+        events, steps = EventWriter(folder), StepWriter(folder, 0)
+        events.write(config_event())
+        events.write(StartEvent(steps=10_000, steps_per_epoch=None, dropped=0))
+        for number in range(3):
+            events.write(LogEvent(**(LOG | {"step": 20 * (number + 1), "losses": [1.0] * 20, "wall_s": 5.0})))
+            steps.write([row(step) for step in range(20 * number, 20 * (number + 1))])
+        until(lambda: "5 s left" in out.getvalue())
+        events.close()
+        steps.close()
+    assert "min left" not in out.getvalue()
+
+
+def test_the_remaining_time_counts_evaluations(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 steps of 0.1 s remain, and two evaluations of 30 s each."""
+    screen, _ = console()
+    described(folder, steps=30, eval_every="5")
+    live_run = LiveRun(folder.path, screen)
+    tested = EvaluationResult(loss=1.0, accuracy=0.5, samples=360, available=360)
+    lines = [
+        config_event(),
+        StartEvent(steps=30, steps_per_epoch=None, dropped=0),
+        LogEvent(**(LOG | {"step": 10, "losses": [1.0] * 10, "wall_s": 1.0, "time_s": 1.0})),
+        EvaluationEvent(step=10, epoch=0, test=tested, time_s=31.0),
+        LogEvent(**(LOG | {"step": 20, "losses": [1.0] * 10, "wall_s": 1.0, "time_s": 32.0})),
+        EvaluationEvent(step=20, epoch=0, test=tested, time_s=62.0),
+    ]
+    (folder.path / "events.jsonl").write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+    steps = StepWriter(folder, 0)
+    steps.write([row(step) for step in range(20)])
+    steps.close()
+    shown = list[RemainingTime]()
+    monkeypatch.setattr(live, "format_remaining", shown.append)
+    live_run.catch_up()
+    assert shown[-1].low_s <= 61 <= shown[-1].high_s
+    assert shown[-1].low_s > 30

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,22 @@ def test_an_interrupted_experiment_without_a_measurement_is_printed(tmp_path: Pa
     text = printed(read_scaling(write_scaling(tmp_path / "e", repeats=0, interrupted=True)))
     assert "No step was timed." in text
     assert "This experiment was interrupted" in text
+
+
+@pytest.mark.parametrize(
+    ("lr", "note"),
+    [
+        (lambda _: 0.1, "The learning rate is the same at every batch size: this experiment measures time"),
+        (lambda batch: 0.02 * math.sqrt(batch / 256), "The learning rate was scaled with the batch, from 0.01 at"),
+        (lambda _: None, "note: This experiment measures time, not accuracy."),
+    ],
+)
+def test_the_note_on_the_learning_rate_is_that_of_the_runs(
+    tmp_path: Path, lr: Callable[[int], float | None], note: str
+) -> None:
+    shown = " ".join(printed(read_scaling(write_scaling(tmp_path / "e", repeats=1, lr=lr)), 200).split())
+    assert note in shown
+    assert shown.count("this experiment measures time") + shown.count("This experiment measures time") == 1
 
 
 def test_failures_are_named(tmp_path: Path) -> None:

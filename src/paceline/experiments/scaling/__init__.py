@@ -1,1 +1,1 @@
-"""Parts of a scaling experiment: shapes of ranks, points with their batches, shared machines, the estimate."""
+"""Parts of a scaling experiment: shapes of ranks, points with their batches, shared machines."""

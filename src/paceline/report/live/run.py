@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +22,12 @@ from rich.progress import (
 )
 
 from paceline.analysis.core_sharing import sharing_in_run, sharing_sentence
-from paceline.analysis.remaining_time import Part, TimeEstimator
+from paceline.analysis.remaining_time import Part, RemainingTime, TimeEstimator
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
+from paceline.errors import RecordError
 from paceline.formatting import count, number, percent, plural, short, whole
-from paceline.records import Topology
+from paceline.records import RunDescription, Topology
+from paceline.records.decoder import read_model
 from paceline.records.description import RecordedRecipe
 from paceline.records.events import (
     RUN_EVENTS,
@@ -35,12 +38,12 @@ from paceline.records.events import (
     StartEvent,
     decode_event,
 )
-from paceline.records.schema import EVENTS_FILE, steps_file
+from paceline.records.schema import EVENTS_FILE, RUN_FILE, steps_file
 from paceline.records.summary import EvaluationResult
 from paceline.report.run_description import format_remaining
 
 POLL_S = 0.2
-STEP = Part("step")
+STEP, EVALUATION = Part("step"), Part("evaluation")
 
 
 class Tail:
@@ -146,6 +149,13 @@ class LiveRun(FolderFollower):
         """Step of the last evaluation that was printed."""
         self._estimator = TimeEstimator()
         self._windows = self._trained = 0
+        self._trained_s = 0.0
+        """Seconds of training so far, without evaluations."""
+        self._seconds: float | None = None
+        """Seconds of training after which the run ends."""
+        self._eval_every: str = ""
+        self._epoch_steps: int | None = None
+        self._last_event_s = 0.0
         self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="", left="")
 
     def catch_up(self) -> None:
@@ -161,18 +171,41 @@ class LiveRun(FolderFollower):
                     self._on_epoch(event)
                 case EvaluationEvent():
                     self._on_evaluation(event)
+            self._last_event_s = event.time_s
         rows = sum(not line.startswith("step") for line in self._steps.new_lines())
         self._trained += rows
         self._progress.update(self._task, completed=self._trained, left=self._time_left())
 
     def _time_left(self) -> str:
-        """Return the remaining time of training, from the steps so far; empty while it is unknown."""
-        if self._total is None:
+        """Return the remaining time of training and its evaluations, as measured so far; empty while it is unknown."""
+        limit_s = math.inf if self._seconds is None else max(0.0, self._seconds - self._trained_s)
+        steps = None if self._total is None else max(0, self._total - self._trained)
+        training = None if steps is None else self._remaining(STEP, steps)
+        if not limit_s or steps == 0 or not self._windows:
             return ""
-        steps = max(0, self._total - self._trained)
-        self._estimator.expect("training", [STEP], steps, steps)
-        remaining = self._estimator.remaining()
-        return "" if remaining is None or not steps else f"{format_remaining(remaining)} left"
+        if training is None:
+            training = RemainingTime(limit_s, limit_s, limit_s)
+        if math.isinf(training.high_s):
+            return ""
+        evaluating = self._remaining(EVALUATION, self._evaluations_left(steps, limit_s))
+        low_s, high_s = (min(end, limit_s) for end in (training.low_s, training.high_s))
+        if evaluating is not None:
+            low_s, high_s = low_s + evaluating.low_s, high_s + evaluating.high_s
+        return f"{format_remaining(RemainingTime(low_s, high_s, high_s))} left"
+
+    def _remaining(self, part: Part, times: int) -> RemainingTime | None:
+        """Return the time of a part that occurs some times more; None if it was not measured yet."""
+        self._estimator.expect("part", [part], times, times)
+        return self._estimator.remaining()
+
+    def _evaluations_left(self, steps: int | None, limit_s: float) -> int:
+        """Return the number of evaluations to come, in a number of steps or, if they take longer, in a time."""
+        every = int(self._eval_every) if self._eval_every.isdecimal() else self._epoch_steps
+        if not self._eval_every or not every or not self._trained_s:
+            return 0
+        in_time = limit_s * self._trained / self._trained_s
+        last = self._trained + min(math.inf if steps is None else steps, in_time)
+        return max(0, math.ceil(last / every) - self._trained // every)
 
     def _print(self, text: str) -> None:
         if not self._quiet:
@@ -180,6 +213,7 @@ class LiveRun(FolderFollower):
 
     def _on_config(self, event: ConfigEvent) -> None:
         self._log_every = event.log_every
+        self._read_settings()
         self._print(configuration_line(event))
         slowed = format_slow_ranks(parse_slow_ranks(event.slow_rank))
         if slowed:
@@ -188,8 +222,16 @@ class LiveRun(FolderFollower):
         if sharing:
             self._print(f"warning: {sharing_sentence(sharing)}")
 
+    def _read_settings(self) -> None:
+        """Read the settings that decide when the run ends and is tested, if its description is there."""
+        try:
+            config = read_model(self.folder / RUN_FILE, RunDescription, "run").config
+        except RecordError:
+            return
+        self._seconds, self._eval_every = config.get("seconds"), str(config.get("eval_every") or "")
+
     def _on_start(self, event: StartEvent) -> None:
-        self._total = event.steps
+        self._total, self._epoch_steps = event.steps, event.steps_per_epoch
         self._progress.update(self._task, description="training", total=self._total)
         if event.dropped:
             self._print(f"each epoch leaves out {plural(event.dropped, 'sample')}, too few for a batch on all ranks")
@@ -197,6 +239,7 @@ class LiveRun(FolderFollower):
     def _on_log(self, event: LogEvent) -> None:
         self._lr = event.lr
         self._windows += 1
+        self._trained_s += event.wall_s
         if self._windows == 2:  # The first window has warm-up steps.
             self._estimator.forget(STEP)
         self._estimator.measure(STEP, event.wall_s / len(event.losses))
@@ -218,6 +261,7 @@ class LiveRun(FolderFollower):
 
     def _on_evaluation(self, event: EvaluationEvent) -> None:
         """Print the result, unless it is the only one: the summary of the run has that of the end."""
+        self._estimator.measure(EVALUATION, max(0.0, event.time_s - self._last_event_s))
         is_only = self._evaluated_step is None and event.step in (None, self._total)
         if event.step is None or is_only or event.step == self._evaluated_step:
             return

@@ -34,12 +34,12 @@ from paceline.report.plots.scaling import curves_figure, strategy_colours
 from paceline.report.plots.scaling_split import split_figure
 from paceline.report.run_description import outcome
 from paceline.report.scaling_verdict import (
-    NOT_SCALED,
     TITLES,
     closing_sentences,
     format_hosts_used,
     format_mode,
     headline_sentence,
+    learning_rate_note,
     mode_sentences,
 )
 
@@ -105,7 +105,7 @@ def _context(scaling: Scaling) -> dict[str, Any]:
             *[f"{TITLES[mode]}: {format_mode(scaling, mode)}" for mode in scaling.modes],
             *closing_sentences(scaling),
         ],
-        "notes": [*scaling.warnings, NOT_SCALED],
+        "notes": [*scaling.warnings, learning_rate_note(scaling)],
         "failures": events_of(scaling.record_set.events, FailureEvent),
         "modes": [_mode(scaling, mode) for mode in scaling.modes],
         "by_strategy": True,

@@ -16,11 +16,11 @@ from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES, point_json
 from paceline.report.run_description import outcome
 from paceline.report.scaling_verdict import (
-    NOT_SCALED,
     TITLES,
     closing_sentences,
     format_mode,
     headline_sentence,
+    learning_rate_note,
     mode_sentences,
     sentences,
 )
@@ -54,7 +54,7 @@ def print_scaling(scaling: Scaling, console: Console) -> None:
         _print(console, sentence)
     for warning in scaling.warnings:
         _print(console, f"note: {warning}")
-    _print(console, f"note: {NOT_SCALED}")
+    _print(console, f"note: {learning_rate_note(scaling)}")
 
 
 def print_report(report: Path | None, console: Console) -> None:
