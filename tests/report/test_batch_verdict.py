@@ -15,6 +15,12 @@ from paceline.report.page.batch import batch_plots, render_batch_sizes
 from paceline.report.terminal.batch import print_batch_sizes, to_json
 
 
+def printed(found: BatchSizes) -> str:
+    stream = io.StringIO()
+    print_batch_sizes(found, Console(file=stream, width=200, color_system=None))
+    return stream.getvalue()
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> BatchSizes:
     """Three sizes on one rank and on two; the largest runs out of memory on one rank."""
@@ -44,7 +50,7 @@ def test_the_verdict_names_sizes_limits_and_prices(found: BatchSizes) -> None:
 
 
 def test_the_next_command_trains_with_the_size_that_pays(found: BatchSizes, tmp_path: Path) -> None:
-    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 160 --ranks 2"
+    assert next_command(found) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 160"
     nothing = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=0))
     assert next_command(nothing) is None
     assert sentences(nothing)[0] == "No step was timed."
@@ -56,10 +62,10 @@ def test_a_fast_size_that_costs_accuracy_is_not_suggested(tmp_path: Path) -> Non
         "Batch 128 on 2 ranks (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its test accuracy "
         "is 5.0 percentage points below that of batch 64 at equal epochs."
     )
-    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 64 --ranks 2"
+    assert next_command(found) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 64"
     twice = read_batch_sizes(write_batch_sizes(tmp_path / "twice", repeats=2))
     assert any("too few repeats to tell whether that is more than chance" in own for own in sentences(twice))
-    assert next_command(twice) == "paceline train --epochs 3 --strategy ddp --batch 128 --ranks 2"
+    assert next_command(twice) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 128"
 
 
 def test_a_size_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
@@ -69,14 +75,12 @@ def test_a_size_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
         "ddp on 2 ranks: batch 160 trains fastest, 2,051 samples per second; batch 32 is within 5% of that, so larger "
         "ones no longer pay."
     )
-    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 32 --ranks 2"
+    assert next_command(found) == "paceline train --ranks 2 --strategy ddp --batch 32"
 
 
 def test_the_terminal_names_failures_and_leaves_out_empty_tables(tmp_path: Path) -> None:
     path = write_batch_sizes(tmp_path / "e", trains=False, out_of_memory=["ddp on 2, batch 128"], interrupted=True)
-    stream = io.StringIO()
-    print_batch_sizes(read_batch_sizes(path), Console(file=stream, width=160, color_system=None))
-    text = stream.getvalue()
+    text = printed(read_batch_sizes(path))
     assert "128 out of memory" in text
     assert "Batch 128 on 2 ranks (ddp) ran out of memory: rank 0 ran out of memory: MemoryError." in text
     assert "Loss and accuracy" not in text
@@ -89,10 +93,23 @@ def test_the_page_has_a_plot_of_each(found: BatchSizes) -> None:
     page = render_batch_sizes(found)
     assert "<h2>Loss and accuracy</h2>" in page
     assert '<span class="tag bad">out of memory</span>' in page
-    assert "paceline train --epochs 3 --strategy ddp --batch 160 --ranks 2" in page
+    assert "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 160" in page
 
 
 def test_a_page_without_runs(tmp_path: Path) -> None:
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=0, interrupted=True))
     assert "Nothing was measured yet" in render_batch_sizes(found)
     assert to_json(found)["best"] is None
+
+
+def test_a_killed_rank_is_only_probably_out_of_memory(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", (64, 128, 160), killed=["single on 1, batch 160"]))
+    assert (
+        "single on 1 rank: memory probably limits the batch: a rank was killed at 160, after 400.00 MB on a rank at "
+        "batch 128." in sentences(found)
+    )
+    text = printed(found)
+    assert "160 killed" in text
+    assert "Batch 160 on 1 rank (single) was killed: rank 0 was killed by SIGKILL, probably because" in text
+    assert '<span class="tag bad">killed</span>' in render_batch_sizes(found)
+    assert to_json(found)["points"][2]["out_of_memory"] == "probably"

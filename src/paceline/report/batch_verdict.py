@@ -23,6 +23,7 @@ from paceline.formatting import (
     size,
     whole,
 )
+from paceline.report.run_description import outcome
 from paceline.report.verdict.next_command import train_command
 
 EXTRAPOLATED = (
@@ -98,8 +99,13 @@ def format_curve(curve: BatchCurve) -> str:
 
 def memory_sentence(point: BatchPoint) -> str:
     """Return the error of a point that ran out of memory, or failed in another way."""
-    what = "ran out of memory" if point.out_of_memory else "failed"
+    what = {True: "ran out of memory", "probably": "was killed", False: "failed"}[point.out_of_memory]
     return f"Batch {whole(point.batch)} on {format_place(point)} {what}: {point.row.failure}"
+
+
+def point_outcome(point: BatchPoint) -> str:
+    """Return a remark on a point that failed or has diverged; empty for others."""
+    return {True: "out of memory", "probably": "killed", False: outcome(point.row)}[point.out_of_memory]
 
 
 def next_command(found: BatchSizes) -> str | None:
@@ -179,7 +185,10 @@ def _limits(curve: BatchCurve) -> Iterator[str]:
         needs = ""
         if largest is not None and largest.row.peak_bytes is not None:
             needs = f", after {size(largest.row.peak_bytes)} on a rank at batch {whole(largest.batch)}"
-        yield f"memory limits the batch: {whole(failed.batch)} ran out of memory{needs}."
+        if failed.out_of_memory == "probably":
+            yield f"memory probably limits the batch: a rank was killed at {whole(failed.batch)}{needs}."
+        else:
+            yield f"memory limits the batch: {whole(failed.batch)} ran out of memory{needs}."
     if best is None:
         return
     clauses = []

@@ -24,7 +24,7 @@ from paceline.analysis.statistics import (
     estimate_times,
     paired_difference,
 )
-from paceline.errors import RecordError
+from paceline.errors import OutOfMemory, RecordError
 from paceline.formatting import short
 from paceline.records import RunRecord
 from paceline.records.events import FailureEvent, events_of
@@ -96,8 +96,8 @@ class BatchPoint:
     equal_time_loss: Estimate | None
     """Training loss over the epoch's worth of samples before the time at which the first run of the repeat ended."""
     equal_time_accuracy: Estimate | None
-    out_of_memory: bool
-    """Whether it failed because a rank ran out of memory, or was killed, probably for that reason."""
+    out_of_memory: OutOfMemory
+    """Whether it failed because a rank ran out of memory."""
     oversubscribed: str
     """Reason why no speed-up is reported: ranks share cores or GPUs. Empty if they do not."""
 
@@ -164,7 +164,7 @@ class BatchCurve:
 
     @property
     def first_without_memory(self) -> BatchPoint | None:
-        """Smallest batch that ran out of memory; None if there is none."""
+        """Smallest batch that ran out of memory, at least probably; None if there is none."""
         return next((point for point in self.points if point.out_of_memory), None)
 
 
@@ -236,7 +236,7 @@ class _BatchMeasurements:
         self.rows = {row.candidate.name: row for row in comparison.rows}
         self.equal_times = _first_ends(self.record_set.runs)
         failures = events_of(self.record_set.events, FailureEvent)
-        self.out_of_memory = {event.candidate for event in failures if event.out_of_memory}
+        self.out_of_memory = {event.candidate: event.out_of_memory for event in failures}
 
     def point(self, candidate: Candidate) -> BatchPoint:
         """Return the point of a candidate."""
@@ -280,7 +280,7 @@ class _BatchMeasurements:
             end_accuracy=estimate_shares(_known(own and own.accuracy for own in ends)),
             equal_time_loss=_losses(at_equal_time),
             equal_time_accuracy=estimate_shares(_known(own and own.accuracy for own in at_equal_time)),
-            out_of_memory=name in self.out_of_memory,
+            out_of_memory=self.out_of_memory.get(name, False),
             oversubscribed=oversubscribed,
         )
 

@@ -16,6 +16,7 @@ from paceline.report.batch_verdict import (
     format_facts_of_sizes,
     headline_sentence,
     next_command,
+    point_outcome,
 )
 from paceline.report.definitions import COMPARISON_TERMS, SCALING_TERMS, SPLIT_TERMS, TERMS
 from paceline.report.evidence import proof_verdict
@@ -188,8 +189,7 @@ def _table(found: BatchSizes, name: str) -> PageTable:
 
 def _row(name: str, point: BatchPoint) -> PageRow:
     is_pale = not point.row.is_measured or bool(point.oversubscribed)
-    tag = "out of memory" if point.out_of_memory else "failed" if point.row.failure else ""
-    return PageRow(name, (), f"{point.candidate.role}{' unmeasured' if is_pale else ''}", tag, "bad")
+    return PageRow(name, (), f"{point.candidate.role}{' unmeasured' if is_pale else ''}", point_outcome(point), "bad")
 
 
 def _facts(found: BatchSizes) -> list[str]:

@@ -20,6 +20,7 @@ from paceline.report.batch_verdict import (
     headline_sentence,
     memory_sentence,
     next_command,
+    point_outcome,
     sentences,
 )
 from paceline.report.figures.batch import BATCH_TABLES, batch_point_json
@@ -109,7 +110,7 @@ def _ranks(point: BatchPoint, *, several: bool) -> str:
 
 
 def _batch(point: BatchPoint, found: BatchSizes) -> str:
-    state = " out of memory" if point.out_of_memory else " failed" if point.row.failure else ""
+    state = f" {remark}" if (remark := point_outcome(point)) else ""
     each = f" ({short(point.batch_per_rank)} each)" if found.design.per_rank else ""
     return whole(point.batch) + each + state
 
