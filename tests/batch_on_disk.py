@@ -96,6 +96,7 @@ def write_batch_sizes(
     design: Mapping[str, Any] | None = None,
     cores: float = 2.0,
     step_s: Mapping[tuple[str, int], float] = STEP_S,
+    test_accuracy: Mapping[tuple[str, int], float] = TEST_ACCURACY,
     lossy: Sequence[str] = (),
     ends: RunEnds | None = None,
     length: Mapping[str, Any] | None = None,
@@ -142,8 +143,20 @@ def write_batch_sizes(
                 where = f"repeat-{repeat + 1}/{number + 1}"
                 events.write(ScheduledEvent(candidate=candidate.name, repeat=repeat, folder=where))
                 own = replace(config, strategy=candidate.strategy, seed=repeat)
-                run = candidate.name, repeat
-                write_run(path / where, candidate, own, cores, step_s, run, ends or RunEnds(), lrs, is_tested=is_tested)
+                point, run = candidate.point, (candidate.name, repeat)
+                assert point is not None
+                write_run(
+                    path / where,
+                    candidate,
+                    own,
+                    cores,
+                    step_s,
+                    run,
+                    ends or RunEnds(),
+                    lrs,
+                    test_accuracy.get((candidate.strategy, point.batch)),
+                    is_tested=is_tested,
+                )
     events.write(InterruptedEvent() if interrupted else EndEvent())
     events.close()
     return path
@@ -158,6 +171,7 @@ def write_run(
     run: tuple[str, int],
     ends: RunEnds,
     lrs: Mapping[int, float] | None,
+    test_accuracy: float | None,
     *,
     is_tested: bool,
 ) -> None:
@@ -214,8 +228,7 @@ def write_run(
         return
     sent = [4000 if workers > 1 else 0] * workers
     planned = PlannedTraffic(sent_bytes=sent, received_bytes=sent, operations=1, algorithms=["ring"], buffer_bytes=0)
-    accuracy = TEST_ACCURACY.get(key)
-    test = EvaluationResult(loss=0.3, accuracy=accuracy, samples=1000, available=1000)
+    test = EvaluationResult(loss=0.3, accuracy=test_accuracy, samples=1000, available=1000)
     folder.write_summary(
         summary(
             workers,
@@ -224,7 +237,7 @@ def write_run(
             step_s=step_s,
             ranks=[rank_summary(rank, cpu_share=1.5 if workers == 1 else 0.95) for rank in range(workers)],
             traffic=planned,
-            test=test if config.steps is None and accuracy is not None else None,
+            test=test if config.steps is None and test_accuracy is not None else None,
         )
     )
     folder.mark_finished()

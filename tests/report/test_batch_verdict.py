@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from batch_on_disk import read_batch_sizes, write_batch_sizes
+from batch_on_disk import STEP_S, TEST_ACCURACY, RunEnds, read_batch_sizes, write_batch_sizes
 from paceline.analysis.batch.sizes import BatchSizes
 from paceline.report.batch_verdict import next_command, sentences
 from paceline.report.page.batch import batch_plots, render_batch_sizes
@@ -37,7 +37,7 @@ def test_the_verdict_names_sizes_limits_and_prices(found: BatchSizes) -> None:
         "single on 1 rank: at batch 128 computing takes 98% of its step; its ranks keep 1.5 cores busy (75% of the "
         "usable ones); the model uses 40.0% of the peak.",
         "single on 1 rank: at equal epochs, batch 128 reaches a test accuracy of 90.0%, batch 64 95.0%: the speed "
-        "costs 5.0 percentage points (5.0–5.0).",
+        "costs 5.0 percentage points (2.0–8.0).",
         "single on 1 rank: when the first run of all ended (after 960.00 ms), batch 128 had the highest training "
         "accuracy, 25.0%.",
         "ddp on 2 ranks: batch 160 trains fastest, 2,000 samples per second, 1.56× (1.56–1.56) as fast as batch 128; "
@@ -113,3 +113,25 @@ def test_a_killed_rank_is_only_probably_out_of_memory(tmp_path: Path) -> None:
     assert "Batch 160 on 1 rank (single) was killed: rank 0 was killed by SIGKILL, probably because" in text
     assert '<span class="tag bad">killed</span>' in render_batch_sizes(found)
     assert to_json(found)["points"][2]["out_of_memory"] == "probably"
+
+
+def test_a_faster_strategy_that_does_not_compute_the_same_stands_beside_the_headline(tmp_path: Path) -> None:
+    accuracies = {("topk", 64): 0.90, ("topk", 128): 0.85}
+    step_s = STEP_S | {("topk", 64): 0.07, ("topk", 128): 0.08}
+    path = write_batch_sizes(tmp_path / "e", lossy=["topk"], step_s=step_s, test_accuracy=TEST_ACCURACY | accuracies)
+    found = read_batch_sizes(path)
+    headline, beside = sentences(found)[:2]
+    assert headline.startswith("Batch 128 on 2 ranks (ddp) is the fastest that computes the same as one process: ")
+    assert beside.startswith("topk on 2, batch 128 is 1.25× as fast as ddp on 2, batch 128 (")
+    assert "but does not compute the same: it does not train with the mean gradient." in beside
+    assert "Its test accuracy is 6.0 percentage points lower than that of ddp on 2, batch 128 (" in beside
+    assert "--strategy ddp" in str(next_command(found))
+    assert to_json(found)["best"] == "ddp on 2, batch 128"
+    assert [own["candidate"] for own in to_json(found)["alternatives"]] == ["topk on 2, batch 128"]
+
+
+def test_tables_name_points_that_diverged(tmp_path: Path) -> None:
+    ends = RunEnds(diverged=[("ddp on 2, batch 128", 0)])
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ends=ends))
+    assert "128 1 of 3 diverged" in printed(found)
+    assert '<span class="tag bad">1 of 3 diverged</span>' in render_batch_sizes(found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from paceline.analysis.batch.sizes import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit
+from paceline.analysis.exclusions import ALTERNATIVES
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import (
     ACCURACY,
@@ -24,6 +25,7 @@ from paceline.formatting import (
     whole,
 )
 from paceline.report.run_description import outcome
+from paceline.report.verdict.headline import REMARKS, alternative_sentence
 from paceline.report.verdict.next_command import train_command
 
 EXTRAPOLATED = (
@@ -35,13 +37,12 @@ LIMITS: dict[Limit, str] = {
     "data": "loading data takes {} of its step",
     "other": "neither computing nor communication takes {} of its step",
 }
-LEAST_PAIRS = 3
-"""Fewest seeds from which a difference in accuracy is judged."""
 
 
 def sentences(found: BatchSizes) -> list[str]:
     """Return the whole verdict: the fastest point, then each number of ranks, then remarks on the experiment."""
-    return [headline_sentence(found), *curve_sentences(found), *closing_sentences(found)]
+    beside = alternative_sentences(found)
+    return [headline_sentence(found), *beside, *curve_sentences(found), *closing_sentences(found)]
 
 
 def headline_sentence(found: BatchSizes) -> str:
@@ -55,7 +56,18 @@ def headline_sentence(found: BatchSizes) -> str:
     if price is not None:
         points, other = ACCURACY.write(price.difference.value), whole(price.accurate.batch)
         cost = f"; its test accuracy is {points} percentage points below that of batch {other} at equal epochs"
-    return f"Batch {whole(best.batch)} on {format_place(best)} trains fastest: {_rate(best)}{time}{cost}."
+    figures = f"{_rate(best)}{time}{cost}"
+    what = f"atch {whole(best.batch)} on {format_place(best)}"
+    if best.row.exclusion is not None:
+        return f"No point can be recommended; b{what}, {REMARKS[best.row.exclusion]}, trains fastest: {figures}."
+    if any(point.rate > best.rate and point.row.exclusion in ALTERNATIVES for point in found.points):
+        return f"B{what} is the fastest that computes the same as one process: {figures}."
+    return f"B{what} trains fastest: {figures}."
+
+
+def alternative_sentences(found: BatchSizes) -> list[str]:
+    """Return the points that are faster than the fastest, but do not compute the same, with their price."""
+    return [alternative_sentence(found.comparison, alternative) for alternative in found.alternatives]
 
 
 def curve_sentences(found: BatchSizes) -> list[str]:
@@ -140,7 +152,7 @@ def _certain_price(found: BatchSizes, curve: BatchCurve) -> _Price | None:
     if best is None or accurate is None or accurate is best:
         return None
     difference = found.accuracy_difference(accurate, best)
-    if difference is None or difference.low is None or difference.repeats < LEAST_PAIRS or difference.spans(0):
+    if difference is None or difference.low is None or difference.spans(0):
         return None
     return _Price(accurate, difference)
 
@@ -218,7 +230,7 @@ def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
         return
     own = percent(best.row.test_accuracy.value)
     if accurate is best:
-        if len([point for point in curve.measured if point.row.test_accuracy]) > 1:
+        if len([point for point in curve.counted if point.row.test_accuracy]) > 1:
             yield f"at equal epochs, batch {whole(best.batch)} also has the highest test accuracy, {own}."
         return
     other = percent(accurate.row.test_accuracy.value)
@@ -228,7 +240,7 @@ def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
         ends = interval(price.difference.low, price.difference.high, ACCURACY)
         points = ACCURACY.write(price.difference.value)
         yield f"at equal epochs, {compared}: the speed costs {points} percentage points ({ends})."
-    elif difference is None or difference.low is None or difference.repeats < LEAST_PAIRS:
+    elif difference is None:
         yield f"at equal epochs, {compared}; too few repeats to tell whether that is more than chance."
     else:
         yield f"at equal epochs, {compared}: no measurable difference."

@@ -6,7 +6,7 @@ the same size, paired by repeat. A curve has the points of one strategy on the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,15 +14,22 @@ from paceline.analysis.batch.epochs import EpochTime, epoch_time
 from paceline.analysis.batch.peaks import peak_flop_per_s
 from paceline.analysis.batch.progress import Progress, progress_at, training_time
 from paceline.analysis.caveats import caveats
-from paceline.analysis.comparison import CandidateRow, Comparison, Repeat, compare
-from paceline.analysis.record_set import RecordedRun, RecordSet
+from paceline.analysis.comparison import (
+    Alternative,
+    CandidateRow,
+    Comparison,
+    Repeat,
+    accuracy_gain,
+    compare,
+    converging_runs,
+)
+from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes
 from paceline.analysis.statistics import (
     Estimate,
     estimate_levels,
     estimate_shares,
     estimate_times,
-    paired_difference,
 )
 from paceline.errors import OutOfMemory, RecordError
 from paceline.formatting import short
@@ -117,6 +124,11 @@ class BatchPoint:
         return self.row.samples_per_s.value if self.row.is_measured and self.row.samples_per_s else 0.0
 
     @property
+    def is_sound(self) -> bool:
+        """Whether it computes the same as one process, and no run has diverged."""
+        return self.row.exclusion is None and not self.row.diverged
+
+    @property
     def speed_up(self) -> Estimate | None:
         """Speed-up over the fewest ranks."""
         return None if self.over_fewest is None else self.over_fewest.speed_up
@@ -152,15 +164,20 @@ class BatchCurve:
         return [point for point in self.points if point.rate]
 
     @property
+    def counted(self) -> list[BatchPoint]:
+        """Measured points that can be recommended; all that were measured if there is none."""
+        return counted_points(self.points)
+
+    @property
     def best(self) -> BatchPoint | None:
-        """Point with the most samples per second; None if nothing was measured."""
-        return max(self.measured, key=lambda point: point.rate, default=None)
+        """Point with the most samples per second of those that count; None if nothing was measured."""
+        return max(self.counted, key=lambda point: point.rate, default=None)
 
     @property
     def enough(self) -> BatchPoint | None:
         """Smallest batch with at least 95% of the best samples per second."""
         best = self.best
-        return next((own for own in self.measured if best is not None and own.rate >= (1 - WITHIN) * best.rate), None)
+        return next((own for own in self.counted if best is not None and own.rate >= (1 - WITHIN) * best.rate), None)
 
     @property
     def first_without_memory(self) -> BatchPoint | None:
@@ -193,21 +210,30 @@ class BatchSizes:
 
     @property
     def best(self) -> BatchPoint | None:
-        """Point with the most samples per second of all; None if nothing was measured."""
-        return max((point for point in self.points if point.rate), key=lambda point: point.rate, default=None)
+        """Point with the most samples per second of those that count; None if nothing was measured."""
+        return max(counted_points(self.points), key=lambda point: point.rate, default=None)
+
+    @property
+    def alternatives(self) -> list[Alternative]:
+        """Fastest point of each strategy that is faster than the best, and does not compute the same."""
+        if self.best is None or self.best.row.exclusion is not None:
+            return []
+        found: dict[str, Alternative] = {}
+        for alternative in self.comparison.alternatives_to(self.best.candidate.name):
+            found.setdefault(alternative.row.candidate.strategy, alternative)
+        return list(found.values())
 
     def rate_ratio(self, one: BatchPoint, other: BatchPoint) -> Estimate | None:
         """Return the samples per second of one point ÷ those of another, paired by repeat."""
         return self.comparison.speed_up(one.candidate.name, over=other.candidate.name)
 
     def accuracy_difference(self, one: BatchPoint, other: BatchPoint) -> Estimate | None:
-        """Return the test accuracy of one point minus that of another, paired by repeat; None if nothing was tested."""
-        ones, others = (_test_accuracies(self.record_set, point.candidate.name) for point in (one, other))
-        return paired_difference(ones, others)
+        """Return the test accuracy of one point minus that of another, paired by seed, from 3 seeds or more."""
+        return accuracy_gain(self.record_set, one.candidate.name, other.candidate.name)
 
     def most_accurate(self, curve: BatchCurve) -> BatchPoint | None:
         """Return the point of a curve with the highest test accuracy; None if nothing was tested."""
-        tested = [(point.row.test_accuracy.value, point) for point in curve.measured if point.row.test_accuracy]
+        tested = [(point.row.test_accuracy.value, point) for point in curve.counted if point.row.test_accuracy]
         return max(tested, key=lambda pair: pair[0])[1] if tested else None
 
 
@@ -234,25 +260,22 @@ class _BatchMeasurements:
         self.record_set = comparison.record_set
         self.design = design
         self.rows = {row.candidate.name: row for row in comparison.rows}
-        self.equal_times = _first_ends(self.record_set.runs)
+        self.converging = {name: converging_runs(self.record_set, name) for name in self.rows}
+        self.equal_times = _first_ends(self.converging.values())
         failures = events_of(self.record_set.events, FailureEvent)
         self.out_of_memory = {event.candidate: event.out_of_memory for event in failures}
 
     def point(self, candidate: Candidate) -> BatchPoint:
         """Return the point of a candidate."""
         name, point = candidate.name, _point_of(candidate)
-        runs = self.record_set.recorded_runs_of(name)
-        records = [recorded.run for recorded in runs]
+        records = [recorded.run for recorded in self.record_set.recorded_runs_of(name)]
+        trained = self.converging[name] if self.design.trains else {}
         row = self.rows[name]
         oversubscribed = oversubscription(records[0].topology, self.design) if records else ""
         epochs = [time for run in records if (time := epoch_time(run, whole=self.design.trains)) is not None]
         flop_per_s, mfu = self._flop(row, records)
-        ends = [progress_at(run, training_time(run)) for run in records] if self.design.trains else []
-        at_equal_time = [
-            progress_at(recorded.run, self.equal_times[recorded.repeat])
-            for recorded in runs
-            if self.design.trains and recorded.repeat in self.equal_times
-        ]
+        ends = [progress_at(run, training_time(run)) for run in trained.values()]
+        at_equal_time = [progress_at(run, self.equal_times[repeat]) for repeat, run in trained.items()]
         return BatchPoint(
             row=row,
             size=self._size(candidate),
@@ -359,12 +382,19 @@ def _busy_cores(run: RunRecord) -> float | None:
     return sum(known) if known and len(known) == len(shares) else None
 
 
-def _first_ends(runs: Sequence[RecordedRun]) -> dict[Repeat, float]:
-    """Return, for every repeat, the training time of its run that ended first; unfinished runs do not count."""
+def counted_points(points: Iterable[BatchPoint]) -> list[BatchPoint]:
+    """Return the measured points that can be recommended; if there is none, those that compute the same, or all."""
+    measured = [point for point in points if point.rate]
+    same = [point for point in measured if point.row.exclusion is None]
+    return [point for point in same if point.is_sound] or same or measured
+
+
+def _first_ends(runs_of: Iterable[Mapping[Repeat, RunRecord]]) -> dict[Repeat, float]:
+    """Return, for every repeat, the training time of its run that ended first."""
     ends: dict[Repeat, list[float]] = {}
-    for recorded in runs:
-        if recorded.run.finished:
-            ends.setdefault(recorded.repeat, []).append(training_time(recorded.run))
+    for runs in runs_of:
+        for repeat, run in runs.items():
+            ends.setdefault(repeat, []).append(training_time(run))
     return {repeat: min(times) for repeat, times in ends.items()}
 
 
@@ -380,15 +410,6 @@ def _part(epochs: Sequence[EpochTime], read: Callable[[EpochTime], float | None]
 
 def _known(values: Any) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _test_accuracies(record_set: RecordSet, name: str) -> Mapping[Repeat, float]:
-    found = {}
-    for repeat, run in record_set.runs_of(name).items():
-        test = run.summary.test if run.summary else None
-        if test is not None and test.accuracy is not None:
-            found[repeat] = test.accuracy
-    return found
 
 
 def _baselines(candidates: Sequence[Candidate]) -> set[str]:

@@ -10,6 +10,7 @@ from paceline.analysis.batch.sizes import BatchPoint, BatchSizes
 from paceline.formatting import join_names, plural, scientific
 from paceline.records.events import FailureEvent, events_of
 from paceline.report.batch_verdict import (
+    alternative_sentences,
     closing_sentences,
     curve_sentences,
     format_curve,
@@ -119,7 +120,7 @@ def _context(found: BatchSizes) -> dict[str, Any]:
         "facts": _facts(found),
         "headline": headline,
         "lead": lead,
-        "sentences": [*curve_sentences(found), *closing_sentences(found)],
+        "sentences": [*alternative_sentences(found), *curve_sentences(found), *closing_sentences(found)],
         "notes": found.warnings,
         "failures": events_of(found.record_set.events, FailureEvent),
         "sections": _sections(found),

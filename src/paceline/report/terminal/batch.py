@@ -15,9 +15,6 @@ from paceline.formatting import short, whole
 from paceline.records.events import FailureEvent, events_of
 from paceline.records.writer import json_safe
 from paceline.report.batch_verdict import (
-    closing_sentences,
-    curve_sentences,
-    headline_sentence,
     memory_sentence,
     next_command,
     point_outcome,
@@ -50,7 +47,7 @@ def print_batch_sizes(found: BatchSizes, console: Console) -> None:
     for point in found.points:
         if point.row.failure:
             _print(console, memory_sentence(point))
-    for sentence in (headline_sentence(found), *curve_sentences(found), *closing_sentences(found)):
+    for sentence in sentences(found):
         _print(console, sentence)
     for warning in found.warnings:
         _print(console, f"note: {warning}")
@@ -123,6 +120,7 @@ def to_json(found: BatchSizes) -> dict[str, Any]:
         "kind": "batch",
         "points": [batch_point_json(point) for point in found.points],
         "best": best and best.candidate.name,
+        "alternatives": [alternative.to_dict() for alternative in found.alternatives],
         "fastest": [
             {
                 "strategy": curve.strategy,
