@@ -58,11 +58,11 @@ class RunEnds:
     unfinished: Sequence[tuple[str, int]] = ()
     """Runs that were interrupted after the third window, so they have no summary."""
     short: Sequence[tuple[str, int]] = ()
-    """Runs that ended after the first window, which is less than an epoch."""
+    """Runs that ended one step before the end of the first epoch."""
 
     def windows(self, run: tuple[str, int]) -> int:
         """Return the number of windows that a run trains."""
-        return 1 if run in self.short else 3 if run in self.unfinished else len(LOSSES)
+        return 2 if run in self.short else 3 if run in self.unfinished else len(LOSSES)
 
 
 def candidates(
@@ -95,7 +95,7 @@ def write_batch_sizes(
     interrupted: bool = False,
     design: Mapping[str, Any] | None = None,
     cores: float = 2.0,
-    step_s: Mapping[tuple[str, int], float] = STEP_S,
+    step_s: Mapping[Any, float] = STEP_S,
     test_accuracy: Mapping[tuple[str, int], float] = TEST_ACCURACY,
     lossy: Sequence[str] = (),
     ends: RunEnds | None = None,
@@ -106,7 +106,7 @@ def write_batch_sizes(
     """Write an experiment as `paceline batch` does, on one host of two cores.
 
     `length` replaces the two epochs of a run in its settings, `lrs` has peak learning rates by batch, and `is_tested`
-    adds an evaluation after every window.
+    adds an evaluation after every window. Times per step are by strategy and batch, or by these and the repeat.
     """
     points = list(candidates(sizes, ranks, per_rank=per_rank, lossy=lossy))
     config = RunConfig(**(length or ({"epochs": 2} if trains else {"steps": 20})))
@@ -167,7 +167,7 @@ def write_run(
     candidate: Candidate,
     config: RunConfig,
     cores: float,
-    step_times: Mapping[tuple[str, int], float],
+    step_times: Mapping[Any, float],
     run: tuple[str, int],
     ends: RunEnds,
     lrs: Mapping[int, float] | None,
@@ -180,7 +180,8 @@ def write_run(
     assert point is not None
     workers, batch = point.ranks, point.batch
     key = candidate.strategy, batch
-    step_s, steps = step_times.get(key, 0.001 * batch / workers), SAMPLES // batch
+    steps = SAMPLES // batch
+    step_s = step_times.get((*key, run[1]), step_times.get(key, 0.001 * batch / workers))
     folder = RunFolder.create(path)
     own = topology(
         workers,
@@ -198,6 +199,7 @@ def write_run(
     done = 0
     for number, (loss, accuracy) in list(enumerate(zip(LOSSES, ACCURACIES, strict=True)))[: ends.windows(run)]:
         epoch, length = number // 2, steps // 2 if number % 2 == 0 else steps - steps // 2
+        length -= number if run in ends.short else 0
         done += length
         samples = batch * length
         events.write(

@@ -12,6 +12,7 @@ from batch_on_disk import STEP_S, TEST_ACCURACY, RunEnds, read_batch_sizes, writ
 from paceline.analysis.batch.sizes import BatchSizes
 from paceline.report.batch_verdict import next_command, sentences
 from paceline.report.page.batch import batch_plots, render_batch_sizes
+from paceline.report.tables.batch import write_batch_tables
 from paceline.report.terminal.batch import print_batch_sizes, to_json
 
 
@@ -135,3 +136,72 @@ def test_tables_name_points_that_diverged(tmp_path: Path) -> None:
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ends=ends))
     assert "128 1 of 3 diverged" in printed(found)
     assert '<span class="tag bad">1 of 3 diverged</span>' in render_batch_sizes(found)
+
+
+@pytest.mark.parametrize(
+    ("length", "phrase", "title"),
+    [
+        ({"epochs": 2}, "at equal epochs", "Loss and accuracy, at equal epochs and at equal time"),
+        ({"seconds": 10.0}, "at equal time", "Loss and accuracy at equal time"),
+        ({"epochs": 2, "seconds": 10.0}, "at the end", "Loss and accuracy, at the end and at equal time"),
+    ],
+)
+def test_accuracies_are_compared_at_the_length_of_the_runs(
+    tmp_path: Path, length: dict[str, float], phrase: str, title: str
+) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", length=length))
+    headline, *others = sentences(found)
+    assert headline.endswith(f"its test accuracy is 5.0 percentage points below that of batch 64 {phrase}.")
+    assert any(f"{phrase}, batch 128 reaches a test accuracy of 91.0%" in own for own in others)
+    assert f"{title}\n" in printed(found)
+    if "seconds" in length:
+        shown = " ".join([*sentences(found), printed(found), render_batch_sizes(found)])
+        assert "equal epochs" not in shown.lower()
+
+
+def test_two_repeats_show_both_values_and_no_interval(tmp_path: Path) -> None:
+    step_s = {("ddp", 64, 0): 0.08, ("ddp", 64, 1): 0.09, ("ddp", 128): 0.1}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(2,), repeats=2, step_s=step_s))
+    assert any("1.70× (1.60× and 1.80×) as fast as batch 64" in own for own in sentences(found))
+    assert sentences(found)[-1] == (
+        "Two repeats give no interval; both values are shown, so no difference here is certain. "
+        "Use --repeats 3 or more."
+    )
+    assert "±" not in printed(found)
+    assert "95% interval</" not in render_batch_sizes(found).partition("<script")[0]
+    third = read_batch_sizes(write_batch_sizes(tmp_path / "third", ranks=(2,), step_s=step_s))
+    assert "± is half the width of the 95% interval." in printed(third)
+
+
+def test_the_headline_says_where_the_next_size_is_not_measurably_slower(tmp_path: Path) -> None:
+    times = (0.09, 0.11, 0.10)
+    step_s = {("ddp", 128): 0.2} | {("ddp", 64, repeat): time for repeat, time in enumerate(times)}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(2,), trains=False, step_s=step_s))
+    assert "trains fastest: " in sentences(found)[0]
+    assert "; no measurable difference in speed from batch " in sentences(found)[0]
+    several = read_batch_sizes(write_batch_sizes(tmp_path / "several", ranks=(2,), trains=False))
+    assert "no measurable difference" not in sentences(several)[0]
+
+
+def test_peak_learning_rates_are_shown_with_their_scaling(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", lrs={64: 0.05, 128: 0.0707}))
+    assert [point["lr"] for point in to_json(found)["points"]] == [0.05, 0.0707, 0.05, 0.0707]
+    assert "peak lr" in printed(found)
+    assert "Peak learning rate" in render_batch_sizes(found)
+    note = "The learning rate was scaled by sqrt, from 0.05 at batch 64 to 0.0707 at batch 128."
+    assert note in found.warnings
+
+
+def test_runs_tested_while_they_train_are_compared_by_test_accuracy_at_equal_time(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", is_tested=True))
+    when = "when the first run of all ended (after 1.50 s)"
+    assert f"ddp on 2 ranks: {when}, batch 128 had the highest test accuracy, 70.0%." in sentences(found)
+    assert "validation" in batch_plots(found)
+    page = render_batch_sizes(found)
+    assert "<h2>Test accuracy while training</h2>" in page
+    assert "Test accuracy at equal time" in page
+    curves = to_json(found)["evaluations"]["ddp on 2, batch 128"]
+    assert [own["repeat"] for own in curves] == [0, 1, 2]
+    assert [point["accuracy"] for point in curves[0]["points"]] == pytest.approx([0.2, 0.45, 0.575, 0.7])
+    files = write_batch_tables(found, tmp_path / "csv")
+    assert "evaluations.csv" in {file.name for file in files}

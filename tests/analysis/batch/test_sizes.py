@@ -239,3 +239,28 @@ def test_a_difference_in_accuracy_counts_the_test_samples_and_the_number_of_poin
     assert difference.low is not None
     error = ((0.96 * 0.04 + 0.91 * 0.09) / 1000) ** 0.5
     assert difference.value - difference.low == pytest.approx(2.413 * error, rel=1e-3), "level 1 − 0.05 ÷ 3, t(200)"
+
+
+def test_all_epochs_are_extrapolated_where_one_size_trained_less_than_an_epoch(tmp_path: Path) -> None:
+    short = RunEnds(short=[("single on 1, batch 64", repeat) for repeat in range(3)])
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ends=short, length={"seconds": 1.0}))
+    assert not any(point.epoch_is_measured for point in found.points)
+    assert value(at(found, "ddp", 128).epoch_s) == pytest.approx(5 * 0.1, rel=0.5)
+    ends = RunEnds(short=[("single on 1, batch 64", 0)])
+    one = read_batch_sizes(write_batch_sizes(tmp_path / "one", ends=ends, length={"seconds": 1.0}))
+    assert all(point.epoch_is_measured for point in one.points), "its other repeats trained whole epochs"
+    epoch_s = at(one, "single", 64).epoch_s
+    assert epoch_s is not None
+    assert (epoch_s.repeats, epoch_s.value) == (2, pytest.approx(1.0))
+
+
+def test_test_results_at_equal_time_are_those_of_the_last_evaluation_by_then(tmp_path: Path) -> None:
+    """The fastest run has had its last evaluation when it ends; the others only that after their first window."""
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", is_tested=True))
+    fastest, other = at(found, "ddp", 128), at(found, "ddp", 64)
+    assert value(fastest.equal_time_test_accuracy) == pytest.approx(0.70)
+    assert value(fastest.equal_time_test_loss) == pytest.approx(0.5)
+    assert value(other.equal_time_test_accuracy) == pytest.approx(0.20)
+    assert value(other.equal_time_test_loss) == pytest.approx(2.1)
+    without = read_batch_sizes(write_batch_sizes(tmp_path / "without"))
+    assert at(without, "ddp", 64).equal_time_test_accuracy is None

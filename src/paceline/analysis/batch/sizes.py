@@ -6,6 +6,7 @@ the same size, paired by repeat. A curve has the points of one strategy on the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,7 +23,10 @@ from paceline.analysis.comparison import (
     accuracy_gain,
     compare,
     converging_runs,
+    is_tested_in_training,
 )
+from paceline.analysis.curves import result_at, validation_curve
+from paceline.analysis.decision import ERROR_RATE
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes
 from paceline.analysis.statistics import (
@@ -32,7 +36,7 @@ from paceline.analysis.statistics import (
     estimate_times,
 )
 from paceline.errors import OutOfMemory, RecordError
-from paceline.formatting import short
+from paceline.formatting import short, whole
 from paceline.records import RunRecord
 from paceline.records.events import FailureEvent, events_of
 from paceline.records.experiment import BatchDesign, Candidate, CandidatePoint
@@ -96,6 +100,8 @@ class BatchPoint:
     """Cores that the ranks keep busy."""
     cpu_share: Estimate | None
     """The same ÷ the usable cores of their hosts."""
+    lr: float | None
+    """Peak learning rate, scaled to the batch; None if runs were not trained, or set it themselves."""
     end_loss: Estimate | None
     """Training loss over the last epoch."""
     end_accuracy: Estimate | None
@@ -103,6 +109,9 @@ class BatchPoint:
     equal_time_loss: Estimate | None
     """Training loss over the epoch's worth of samples before the time at which the first run of the repeat ended."""
     equal_time_accuracy: Estimate | None
+    equal_time_test_loss: Estimate | None
+    """Test loss at the last evaluation by that time; None if runs were not tested while they trained."""
+    equal_time_test_accuracy: Estimate | None
     out_of_memory: OutOfMemory
     """Whether it failed because a rank ran out of memory."""
     oversubscribed: str
@@ -227,6 +236,16 @@ class BatchSizes:
         """Return the samples per second of one point ÷ those of another, paired by repeat."""
         return self.comparison.speed_up(one.candidate.name, over=other.candidate.name)
 
+    def ratio_of_chosen(self, one: BatchPoint, other: BatchPoint, points: int) -> Estimate | None:
+        """Return the same for the fastest of some points, with an interval that is corrected for their number."""
+        level = 1 - ERROR_RATE / max(1, points - 1)
+        return self.comparison.speed_up(one.candidate.name, over=other.candidate.name, level=level)
+
+    @property
+    def epochs_are_extrapolated(self) -> bool:
+        """Whether the times per epoch, which are treated alike at all points, are extrapolated."""
+        return any(point.epoch_s and not point.epoch_is_measured for point in self.points)
+
     def accuracy_difference(self, one: BatchPoint, other: BatchPoint) -> Estimate | None:
         """Return the test accuracy of one point minus that of another, paired by seed, from 3 seeds or more."""
         return accuracy_gain(self.record_set, one.candidate.name, other.candidate.name)
@@ -262,6 +281,9 @@ class _BatchMeasurements:
         self.rows = {row.candidate.name: row for row in comparison.rows}
         self.converging = {name: converging_runs(self.record_set, name) for name in self.rows}
         self.equal_times = _first_ends(self.converging.values())
+        measured = [name for name, row in self.rows.items() if row.is_measured]
+        self.measures_epochs = design.trains and all(map(self._has_whole_epoch, measured))
+        """Whether every point trained a whole epoch. Otherwise all are extrapolated, so that they are comparable."""
         failures = events_of(self.record_set.events, FailureEvent)
         self.out_of_memory = {event.candidate: event.out_of_memory for event in failures}
 
@@ -272,10 +294,15 @@ class _BatchMeasurements:
         trained = self.converging[name] if self.design.trains else {}
         row = self.rows[name]
         oversubscribed = oversubscription(records[0].topology, self.design) if records else ""
-        epochs = [time for run in records if (time := epoch_time(run, whole=self.design.trains)) is not None]
+        epochs = self._epochs(records)
         flop_per_s, mfu = self._flop(row, records)
         ends = [progress_at(run, training_time(run)) for run in trained.values()]
         at_equal_time = [progress_at(run, self.equal_times[repeat]) for repeat, run in trained.items()]
+        tests = [
+            result_at(validation_curve(run), self.equal_times[repeat] * (1 + 1e-9))  # Sums of floats are rounded.
+            for repeat, run in trained.items()
+            if is_tested_in_training(run)
+        ]
         return BatchPoint(
             row=row,
             size=self._size(candidate),
@@ -299,13 +326,25 @@ class _BatchMeasurements:
             mfu=mfu,
             cpu_cores=estimate_levels(_known(map(_busy_cores, records))),
             cpu_share=estimate_levels(_known(self._busy_share(run) for run in records)),
+            lr=records[0].topology.lr if records and self.design.trains else None,
             end_loss=estimate_levels(_known(own and own.loss for own in ends)),
             end_accuracy=estimate_shares(_known(own and own.accuracy for own in ends)),
             equal_time_loss=_losses(at_equal_time),
             equal_time_accuracy=estimate_shares(_known(own and own.accuracy for own in at_equal_time)),
+            equal_time_test_loss=estimate_levels([own.loss for own in tests if own and math.isfinite(own.loss)]),
+            equal_time_test_accuracy=estimate_shares(_known(own and own.accuracy for own in tests)),
             out_of_memory=self.out_of_memory.get(name, False),
             oversubscribed=oversubscribed,
         )
+
+    def _epochs(self, runs: Sequence[RunRecord]) -> list[EpochTime]:
+        """Return the times of an epoch: only measured ones, or only extrapolated ones."""
+        times = [time for run in runs if (time := epoch_time(run, whole=self.measures_epochs)) is not None]
+        return [time for time in times if time.is_measured == self.measures_epochs]
+
+    def _has_whole_epoch(self, name: str) -> bool:
+        times = [epoch_time(run, whole=True) for run in self.record_set.runs_of(name).values()]
+        return any(time is not None and time.is_measured for time in times)
 
     def _size(self, candidate: Candidate) -> int:
         point = _point_of(candidate)
@@ -434,8 +473,19 @@ def _notes(points: Sequence[BatchPoint], design: BatchDesign, record_set: Record
     shared = dict.fromkeys(point.oversubscribed for point in points if point.oversubscribed)
     notes = [*design.left_out, *[f"{reason}, so no speed-up is reported for them." for reason in shared]]
     notes += placement_notes(design, [(point.hosts, point.ranks_per_host) for point in points])
-    rates = {entry.run.topology.lr for entry in record_set.runs if not entry.run.topology.user_optimizer}
-    if design.trains and len(rates) == 1 and None not in rates:
-        rate = short(next(iter(rates)) or 0.0)
-        notes.append(f"The learning rate is {rate} at every batch size: another one may suit larger batches better.")
-    return notes
+    return notes + _learning_rate_notes(points, record_set)
+
+
+def _learning_rate_notes(points: Sequence[BatchPoint], record_set: RecordSet) -> list[str]:
+    """Return a sentence on how the peak learning rate depends on the batch; none if it was not recorded."""
+    rates = {point.batch: point.lr for point in points if point.lr is not None}
+    if not rates:
+        return []
+    first, last = min(rates), max(rates)
+    if len(set(rates.values())) == 1:
+        rate = short(rates[first])
+        return [f"The learning rate is {rate} at every batch size: another one may suit larger batches better."]
+    rules = {recipe.scale_lr for entry in record_set.runs if (recipe := entry.run.topology.recipe) is not None}
+    by = f" by {rules.pop()}" if len(rules) == 1 else ""
+    ends = f"from {short(rates[first], 3)} at batch {whole(first)} to {short(rates[last], 3)} at batch {whole(last)}"
+    return [f"The learning rate was scaled{by}, {ends}."]
