@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 PROBLEM_EXIT_CODE = 9
 """Exit code of `paceline doctor` when it ran without an error and found a problem to fix."""
@@ -68,6 +68,10 @@ class LaunchError(PacelineError):
     exit_code = 5
 
 
+OutOfMemory = bool | Literal["probably"]
+"""Whether a rank ran out of memory; "probably" if it was killed by SIGKILL, as the kernel does when memory runs out."""
+
+
 class RankError(PacelineError):
     """A rank process was killed or failed during a run."""
 
@@ -80,11 +84,11 @@ class RankError(PacelineError):
         hint: str | None = None,
         detail: str | None = None,
         peer_lost: bool = False,
-        out_of_memory: bool = False,
+        out_of_memory: OutOfMemory = False,
     ) -> None:
         super().__init__(message, hint=hint, detail=detail)
         self.out_of_memory = out_of_memory
-        """Whether the rank ran out of memory, or was killed as the kernel does when memory runs out."""
+        """Whether the rank ran out of memory."""
         self.peer_lost = peer_lost
         """Whether this rank failed only because it lost a peer; the peer's error is then the root cause."""
 

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from batch_on_disk import read_batch_sizes, write_batch_sizes
+from batch_on_disk import STEP_S, TEST_ACCURACY, RunEnds, read_batch_sizes, write_batch_sizes
 from paceline.analysis.batch.sizes import BatchSizes
 from paceline.report.batch_verdict import next_command, sentences
 from paceline.report.page.batch import batch_plots, render_batch_sizes
+from paceline.report.tables.batch import write_batch_tables
 from paceline.report.terminal.batch import print_batch_sizes, to_json
+
+
+def printed(found: BatchSizes) -> str:
+    stream = io.StringIO()
+    print_batch_sizes(found, Console(file=stream, width=200, color_system=None))
+    return stream.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def test_the_verdict_names_sizes_limits_and_prices(found: BatchSizes) -> None:
         "single on 1 rank: at batch 128 computing takes 98% of its step; its ranks keep 1.5 cores busy (75% of the "
         "usable ones); the model uses 40.0% of the peak.",
         "single on 1 rank: at equal epochs, batch 128 reaches a test accuracy of 90.0%, batch 64 95.0%: the speed "
-        "costs 5.0 percentage points (5.0–5.0).",
+        "costs 5.0 percentage points (2.0–8.0).",
         "single on 1 rank: when the first run of all ended (after 960.00 ms), batch 128 had the highest training "
         "accuracy, 25.0%.",
         "ddp on 2 ranks: batch 160 trains fastest, 2,000 samples per second, 1.56× (1.56–1.56) as fast as batch 128; "
@@ -44,7 +51,7 @@ def test_the_verdict_names_sizes_limits_and_prices(found: BatchSizes) -> None:
 
 
 def test_the_next_command_trains_with_the_size_that_pays(found: BatchSizes, tmp_path: Path) -> None:
-    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 160 --ranks 2"
+    assert next_command(found) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 160"
     nothing = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=0))
     assert next_command(nothing) is None
     assert sentences(nothing)[0] == "No step was timed."
@@ -56,10 +63,10 @@ def test_a_fast_size_that_costs_accuracy_is_not_suggested(tmp_path: Path) -> Non
         "Batch 128 on 2 ranks (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its test accuracy "
         "is 5.0 percentage points below that of batch 64 at equal epochs."
     )
-    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 64 --ranks 2"
+    assert next_command(found) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 64"
     twice = read_batch_sizes(write_batch_sizes(tmp_path / "twice", repeats=2))
     assert any("too few repeats to tell whether that is more than chance" in own for own in sentences(twice))
-    assert next_command(twice) == "paceline train --epochs 3 --strategy ddp --batch 128 --ranks 2"
+    assert next_command(twice) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 128"
 
 
 def test_a_size_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
@@ -69,14 +76,12 @@ def test_a_size_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
         "ddp on 2 ranks: batch 160 trains fastest, 2,051 samples per second; batch 32 is within 5% of that, so larger "
         "ones no longer pay."
     )
-    assert next_command(found) == "paceline train --epochs 3 --strategy ddp --batch 32 --ranks 2"
+    assert next_command(found) == "paceline train --ranks 2 --strategy ddp --batch 32"
 
 
 def test_the_terminal_names_failures_and_leaves_out_empty_tables(tmp_path: Path) -> None:
     path = write_batch_sizes(tmp_path / "e", trains=False, out_of_memory=["ddp on 2, batch 128"], interrupted=True)
-    stream = io.StringIO()
-    print_batch_sizes(read_batch_sizes(path), Console(file=stream, width=160, color_system=None))
-    text = stream.getvalue()
+    text = printed(read_batch_sizes(path))
     assert "128 out of memory" in text
     assert "Batch 128 on 2 ranks (ddp) ran out of memory: rank 0 ran out of memory: MemoryError." in text
     assert "Loss and accuracy" not in text
@@ -89,10 +94,114 @@ def test_the_page_has_a_plot_of_each(found: BatchSizes) -> None:
     page = render_batch_sizes(found)
     assert "<h2>Loss and accuracy</h2>" in page
     assert '<span class="tag bad">out of memory</span>' in page
-    assert "paceline train --epochs 3 --strategy ddp --batch 160 --ranks 2" in page
+    assert "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 160" in page
 
 
 def test_a_page_without_runs(tmp_path: Path) -> None:
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=0, interrupted=True))
     assert "Nothing was measured yet" in render_batch_sizes(found)
     assert to_json(found)["best"] is None
+
+
+def test_a_killed_rank_is_only_probably_out_of_memory(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", (64, 128, 160), killed=["single on 1, batch 160"]))
+    assert (
+        "single on 1 rank: memory probably limits the batch: a rank was killed at 160, after 400.00 MB on a rank at "
+        "batch 128." in sentences(found)
+    )
+    text = printed(found)
+    assert "160 killed" in text
+    assert "Batch 160 on 1 rank (single) was killed: rank 0 was killed by SIGKILL, probably because" in text
+    assert '<span class="tag bad">killed</span>' in render_batch_sizes(found)
+    assert to_json(found)["points"][2]["out_of_memory"] == "probably"
+
+
+def test_a_faster_strategy_that_does_not_compute_the_same_stands_beside_the_headline(tmp_path: Path) -> None:
+    accuracies = {("topk", 64): 0.90, ("topk", 128): 0.85}
+    step_s = STEP_S | {("topk", 64): 0.07, ("topk", 128): 0.08}
+    path = write_batch_sizes(tmp_path / "e", lossy=["topk"], step_s=step_s, test_accuracy=TEST_ACCURACY | accuracies)
+    found = read_batch_sizes(path)
+    headline, beside = sentences(found)[:2]
+    assert headline.startswith("Batch 128 on 2 ranks (ddp) is the fastest that computes the same as one process: ")
+    assert beside.startswith("topk on 2, batch 128 is 1.25× as fast as ddp on 2, batch 128 (")
+    assert "but does not compute the same: it does not train with the mean gradient." in beside
+    assert "Its test accuracy is 6.0 percentage points lower than that of ddp on 2, batch 128 (" in beside
+    assert "--strategy ddp" in str(next_command(found))
+    assert to_json(found)["best"] == "ddp on 2, batch 128"
+    assert [own["candidate"] for own in to_json(found)["alternatives"]] == ["topk on 2, batch 128"]
+
+
+def test_tables_name_points_that_diverged(tmp_path: Path) -> None:
+    ends = RunEnds(diverged=[("ddp on 2, batch 128", 0)])
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ends=ends))
+    assert "128 1 of 3 diverged" in printed(found)
+    assert '<span class="tag bad">1 of 3 diverged</span>' in render_batch_sizes(found)
+
+
+@pytest.mark.parametrize(
+    ("length", "phrase", "title"),
+    [
+        ({"epochs": 2}, "at equal epochs", "Loss and accuracy, at equal epochs and at equal time"),
+        ({"seconds": 10.0}, "at equal time", "Loss and accuracy at equal time"),
+        ({"epochs": 2, "seconds": 10.0}, "at the end", "Loss and accuracy, at the end and at equal time"),
+    ],
+)
+def test_accuracies_are_compared_at_the_length_of_the_runs(
+    tmp_path: Path, length: dict[str, float], phrase: str, title: str
+) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", length=length))
+    headline, *others = sentences(found)
+    assert headline.endswith(f"its test accuracy is 5.0 percentage points below that of batch 64 {phrase}.")
+    assert any(f"{phrase}, batch 128 reaches a test accuracy of 91.0%" in own for own in others)
+    assert f"{title}\n" in printed(found)
+    if "seconds" in length:
+        shown = " ".join([*sentences(found), printed(found), render_batch_sizes(found)])
+        assert "equal epochs" not in shown.lower()
+
+
+def test_two_repeats_show_both_values_and_no_interval(tmp_path: Path) -> None:
+    step_s = {("ddp", 64, 0): 0.08, ("ddp", 64, 1): 0.09, ("ddp", 128): 0.1}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(2,), repeats=2, step_s=step_s))
+    assert any("1.70× (1.60× and 1.80×) as fast as batch 64" in own for own in sentences(found))
+    assert sentences(found)[-1] == (
+        "Two repeats give no interval; both values are shown, so no difference here is certain. "
+        "Use --repeats 3 or more."
+    )
+    assert "±" not in printed(found)
+    assert "95% interval</" not in render_batch_sizes(found).partition("<script")[0]
+    third = read_batch_sizes(write_batch_sizes(tmp_path / "third", ranks=(2,), step_s=step_s))
+    assert "± is half the width of the 95% interval." in printed(third)
+
+
+def test_the_headline_says_where_the_next_size_is_not_measurably_slower(tmp_path: Path) -> None:
+    times = (0.09, 0.11, 0.10)
+    step_s = {("ddp", 128): 0.2} | {("ddp", 64, repeat): time for repeat, time in enumerate(times)}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(2,), trains=False, step_s=step_s))
+    assert "trains fastest: " in sentences(found)[0]
+    assert "; no measurable difference in speed from batch " in sentences(found)[0]
+    several = read_batch_sizes(write_batch_sizes(tmp_path / "several", ranks=(2,), trains=False))
+    assert "no measurable difference" not in sentences(several)[0]
+
+
+def test_peak_learning_rates_are_shown_with_their_scaling(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", lrs={64: 0.05, 128: 0.0707}))
+    assert [point["lr"] for point in to_json(found)["points"]] == [0.05, 0.0707, 0.05, 0.0707]
+    assert "peak lr" in printed(found)
+    assert "Peak learning rate" in render_batch_sizes(found)
+    note = "The learning rate was scaled by sqrt, from 0.05 at batch 64 to 0.0707 at batch 128."
+    assert note in found.warnings
+
+
+def test_runs_tested_while_they_train_are_compared_by_test_accuracy_at_equal_time(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", is_tested=True))
+    when = "when the first run of all ended (after 1.50 s)"
+    assert f"ddp on 2 ranks: {when}, batch 128 had the highest test accuracy, 70.0%." in sentences(found)
+    assert "validation" in batch_plots(found)
+    page = render_batch_sizes(found)
+    assert "<h2>Test accuracy while training</h2>" in page
+    assert "Test accuracy at equal time" in page
+    curves = to_json(found)["evaluations"]["ddp on 2, batch 128"]
+    assert [own["repeat"] for own in curves] == [0, 1, 2]
+    assert [point["accuracy"] for point in curves[0]["points"]] == pytest.approx([0.2, 0.45, 0.575, 0.7])
+    files = write_batch_tables(found, tmp_path / "csv")
+    assert "evaluations.csv" in {file.name for file in files}

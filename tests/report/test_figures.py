@@ -63,7 +63,7 @@ from paceline.report.tables.profile import profile_rows
 from paceline.report.tables.resources import host_rows, profiled_runs
 from paceline.report.tables.scaling import write_scaling_tables
 from paceline.report.tables.steps import PURPOSES, bytes_rows, operation_rows, rank_split_rows, split_rows
-from paceline.report.terminal.batch import TITLES, print_batch_sizes
+from paceline.report.terminal.batch import TITLES, print_batch_sizes, title_of
 from paceline.report.terminal.batch import to_json as batch_json
 from paceline.report.terminal.comparison import print_comparison, to_json
 from paceline.report.terminal.doctor import print_examination
@@ -204,7 +204,7 @@ def points_shown(scaling: Scaling, folder: Path) -> Outputs:
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> BatchSizes:
     """Experiment over batch sizes in which every figure has a value."""
-    path = write_batch_sizes(tmp_path_factory.mktemp("batch") / "e")
+    path = write_batch_sizes(tmp_path_factory.mktemp("batch") / "e", is_tested=True)
     write_examination(path, examination())
     found = read_batch_sizes(path)
 
@@ -222,9 +222,13 @@ def batches_shown(batches: BatchSizes, folder: Path) -> dict[str, Outputs]:
     data = json.loads(json.dumps(batch_json(batches)))["points"]
     found = {
         f"batch {name}": Outputs(
-            batches.points, lines[lines.index(title) + 1 :], cells_of(page, f"batch-{name}"), rows, data
+            batches.points,
+            lines[lines.index(title_of(batches, name)) + 1 :],
+            cells_of(page, f"batch-{name}"),
+            rows,
+            data,
         )
-        for name, title in TITLES.items()
+        for name in TITLES
     }
     return found | {"batch files": Outputs(batches.points, [], "", rows, data)}
 

@@ -233,13 +233,15 @@ class Comparison:
     def alternatives(self) -> list[Alternative]:
         """Candidates that were faster than the recommended one and do not compute the same, fastest first."""
         best = self.pick or (self.decision.first if self.computes_same else None)
-        if best is None:
-            return []
+        return [] if best is None else self.alternatives_to(best)
+
+    def alternatives_to(self, best: str) -> list[Alternative]:
+        """Return the candidates that were faster than one of them and do not compute the same, fastest first."""
         others = [row for row in self.with_role("candidate") if row.exclusion in ALTERNATIVES]
         level = 1 - ERROR_RATE / _interim_analyses(self.record_set)
         gains = [(row, self.speed_up(row.candidate.name, best, level)) for row in others]
         return [
-            Alternative(row, best, gain, level, _accuracy_gain(self.record_set, row.candidate.name, best))
+            Alternative(row, best, gain, level, accuracy_gain(self.record_set, row.candidate.name, best))
             for row, gain in gains
             if gain is not None and gain.value > 1
         ]
@@ -345,9 +347,10 @@ def _row(
     times = [step_time(windows_of(recorded.run)) for recorded in recorded_runs if recorded.timing_key in own_costs]
     ranks = rank_rows(runs)
     summaries = [run.summary for run in runs if run.summary]
-    converging = [run.summary for run in runs if run.summary and divergence_of(run) is None]
+    counted = converging_runs(record_set, candidate.name).values()
+    converging = [run.summary for run in counted if run.summary]
     tests = [summary.test for summary in converging if summary.test]
-    tested = [run for run in runs if _is_tested_in_training(run) and divergence_of(run) is None]
+    tested = [run for run in counted if is_tested_in_training(run)]
     bests = [run.summary.best for run in tested if run.summary and run.summary.best]
     staleness = [summary.staleness for summary in summaries if summary.staleness]
     sent = [size for summary in summaries if summary.traffic for size in summary.traffic.sent_bytes]
@@ -372,7 +375,7 @@ def _row(
         workers=first.topology.workers if first else None,
         batch=first.topology.batch if first else None,
         ranks=ranks,
-        accuracy_gain=_accuracy_gain(record_set, candidate.name, reference),
+        accuracy_gain=accuracy_gain(record_set, candidate.name, reference),
         rank_step_spread=rank_step_spread(ranks) if first and first.topology.exchanges and first.lockstep else None,
         staleness=estimate_levels(_known(found.mean for found in staleness)),
         over_limit_share=estimate_shares(_known(map(_over_limit_share, staleness))),
@@ -384,7 +387,8 @@ def _row(
     )
 
 
-def _is_tested_in_training(run: RunRecord) -> bool:
+def is_tested_in_training(run: RunRecord) -> bool:
+    """Return whether a run was tested before its end, too."""
     return len({event.step for event in run.events_of(EvaluationEvent)}) > 1
 
 
@@ -406,8 +410,10 @@ def _above_bound(candidate: Candidate, candidates: Sequence[Candidate], costs: C
     return None if ratio is None else ratio.complement()
 
 
-def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Estimate | None:
+def accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Estimate | None:
     """Return the difference of test accuracies, with an interval that includes the sampling error of the test set.
+
+    None for fewer than `MIN_REPEATS` common seeds. The interval is corrected for the number of candidates.
 
     Accuracies are multiples of 1 ÷ test samples, so a few repeats may show the same difference without any spread. Each
     side has the binomial variance p(1 − p)/n over the choice of n test samples. All repeats use the same test samples,
@@ -428,9 +434,15 @@ def _accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> E
 
 
 def _accuracies(record_set: RecordSet, name: str) -> dict[Repeat, float]:
-    """Return test accuracies by repeat, without those of diverged runs."""
-    tests = {repeat: _test(run) for repeat, run in record_set.runs_of(name).items() if divergence_of(run) is None}
+    """Return test accuracies by repeat, of the runs that count."""
+    tests = {repeat: _test(run) for repeat, run in converging_runs(record_set, name).items()}
     return {repeat: test.accuracy for repeat, test in tests.items() if test and test.accuracy is not None}
+
+
+def converging_runs(record_set: RecordSet, name: str) -> dict[Repeat, RunRecord]:
+    """Return the runs of a candidate whose losses and accuracies count: they are finished and have not diverged."""
+    runs = record_set.runs_of(name).items()
+    return {repeat: run for repeat, run in runs if run.finished and divergence_of(run) is None}
 
 
 def _over_limit_share(staleness: StalenessSummary) -> float | None:

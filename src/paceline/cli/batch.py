@@ -22,7 +22,7 @@ class BatchRequest(LaunchRequest):
     also losses and accuracies, at equal epochs and at equal time.
 
     A batch size that needs too much memory is reported as such, and the others are measured. Ctrl-C stops the
-    measurement and reports the runs measured so far.
+    measurement and reports the runs measured so far. The same command with --out of that folder goes on.
     """
 
     command: ClassVar[str] = "batch"

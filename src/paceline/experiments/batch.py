@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.analysis.remaining_time import TimeEstimator
 from paceline.config import BatchConfig, LaunchConfig, RunConfig
+from paceline.errors import UsageError
 from paceline.experiments.batch_sizes.core_speed import measure_core_flop_per_s
 from paceline.experiments.batch_sizes.points import choose_batch_shapes, make_batch_points, without_too_large
 from paceline.experiments.checks import check_length, gpus_to_use, settings_of
@@ -57,6 +58,7 @@ def batch(
         base = replace(base, steps=DEFAULT_STEPS)
     check_length([base.steps], DEFAULT_STEPS)
     trains = base.steps is None
+    _check_tests(base, trains=trains)
     gpus = gpus_to_use(base)
     shapes = choose_batch_shapes(config, launcher, on_one_host=gpus or max(2, int(machine_cores())))
     check_gpus(base, shapes, gpus, launcher)
@@ -103,3 +105,13 @@ def batch(
         PointsExperiment(
             WorkloadTarget(), candidate_configs, leader, config, folder, display, threads=threads, estimator=estimator
         ).run()
+
+
+def _check_tests(base: RunConfig, *, trains: bool) -> None:
+    """Raise for settings of tests if the runs have a number of steps, since only trained runs are tested."""
+    given = {"--eval-every": base.eval_every, "--eval-ranks": base.eval_ranks}
+    option = next((name for name, value in given.items() if value), None)
+    if option is not None and not trains:
+        raise UsageError(
+            f"{option} needs runs that are trained and tested.", hint="use --epochs or --seconds instead of --steps"
+        )

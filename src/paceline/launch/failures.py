@@ -132,7 +132,7 @@ def _killed_error(rank: int, number: int, folder: RunFolder, failures: list[Rank
         f"rank {rank} was killed by {name}{found}.",
         hint=hint + _log_hint(rank, folder),
         detail=stack,
-        out_of_memory=number == signal.SIGKILL or _means_no_memory(found),
+        out_of_memory="probably" if number == signal.SIGKILL else _means_no_memory(found),
     )
 
 

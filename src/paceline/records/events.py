@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
-from paceline.errors import RecordError
+from paceline.errors import OutOfMemory, RecordError
 from paceline.records.decoder import ModelError, decode, read_bytes
 from paceline.records.description import Topology
 from paceline.records.parity import Parity
@@ -140,8 +140,7 @@ class FailureEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="fa
     """Class of the error."""
     message: str
     hint: str | None
-    out_of_memory: bool = False
-    """Whether a rank ran out of memory, or was killed, probably for that reason."""
+    out_of_memory: OutOfMemory = False
     time_s: Seconds = 0.0
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.analysis.batch.sizes import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit
+from paceline.analysis.batch.sizes import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit, counted_points
+from paceline.analysis.exclusions import ALTERNATIVES
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import (
     ACCURACY,
-    FACTOR,
-    factor,
     format_cores,
     interval,
     join_names,
@@ -23,7 +22,10 @@ from paceline.formatting import (
     size,
     whole,
 )
+from paceline.report.run_description import outcome
+from paceline.report.verdict.headline import REMARKS, alternative_sentence
 from paceline.report.verdict.next_command import train_command
+from paceline.report.verdict.phrases import format_ratio, spans_one, without_intervals
 
 EXTRAPOLATED = (
     "Times per epoch are extrapolated: the time per step × the steps of an epoch. Use --epochs to measure whole epochs."
@@ -34,13 +36,12 @@ LIMITS: dict[Limit, str] = {
     "data": "loading data takes {} of its step",
     "other": "neither computing nor communication takes {} of its step",
 }
-LEAST_PAIRS = 3
-"""Fewest seeds from which a difference in accuracy is judged."""
 
 
 def sentences(found: BatchSizes) -> list[str]:
     """Return the whole verdict: the fastest point, then each number of ranks, then remarks on the experiment."""
-    return [headline_sentence(found), *curve_sentences(found), *closing_sentences(found)]
+    beside = alternative_sentences(found)
+    return [headline_sentence(found), *beside, *curve_sentences(found), *closing_sentences(found)]
 
 
 def headline_sentence(found: BatchSizes) -> str:
@@ -53,8 +54,30 @@ def headline_sentence(found: BatchSizes) -> str:
     cost = ""
     if price is not None:
         points, other = ACCURACY.write(price.difference.value), whole(price.accurate.batch)
-        cost = f"; its test accuracy is {points} percentage points below that of batch {other} at equal epochs"
-    return f"Batch {whole(best.batch)} on {format_place(best)} trains fastest: {_rate(best)}{time}{cost}."
+        cost = f"; its test accuracy is {points} percentage points below that of batch {other} {length_phrase(found)}"
+    figures = f"{_rate(best)}{time}{cost}{_next_fastest(found, best)}"
+    what = f"atch {whole(best.batch)} on {format_place(best)}"
+    if best.row.exclusion is not None:
+        return f"No point can be recommended; b{what}, {REMARKS[best.row.exclusion]}, trains fastest: {figures}."
+    if any(point.rate > best.rate and point.row.exclusion in ALTERNATIVES for point in found.points):
+        return f"B{what} is the fastest that computes the same as one process: {figures}."
+    return f"B{what} trains fastest: {figures}."
+
+
+def alternative_sentences(found: BatchSizes) -> list[str]:
+    """Return the points that are faster than the fastest, but do not compute the same, with their price."""
+    return [alternative_sentence(found.comparison, alternative) for alternative in found.alternatives]
+
+
+def _next_fastest(found: BatchSizes, best: BatchPoint) -> str:
+    """Return a clause on the next fastest point if it may be as fast; empty if it is slower beyond doubt."""
+    counted = counted_points(found.points)
+    second = max((point for point in counted if point is not best), key=lambda point: point.rate, default=None)
+    ratio = None if second is None else found.ratio_of_chosen(best, second, len(counted))
+    if second is None or ratio is None or not spans_one(ratio):
+        return ""
+    where = f"batch {whole(second.batch)} on {format_place(second)}"
+    return f"; no measurable difference in speed from {where}, {format_ratio(ratio)}"
 
 
 def curve_sentences(found: BatchSizes) -> list[str]:
@@ -74,14 +97,20 @@ def curve_sentences(found: BatchSizes) -> list[str]:
 def closing_sentences(found: BatchSizes) -> list[str]:
     """Return remarks on the experiment as a whole."""
     remarks = []
-    if any(point.epoch_s and not point.epoch_is_measured for point in found.points):
+    if found.epochs_are_extrapolated:
         remarks.append(EXTRAPOLATED)
-    repeats = {row.repeats for row in found.comparison.rows if row.is_measured}
-    if repeats == {1}:
-        remarks.append("One repeat gives no interval, so no difference here is certain. Use --repeats 3 or more.")
+    remarks += without_intervals(found.comparison)
     if found.comparison.interrupted:
         remarks.append("This experiment was interrupted: it covers only the runs that had finished by then.")
     return remarks
+
+
+def length_phrase(found: BatchSizes) -> str:
+    """Return at which point runs of different sizes are compared when they end: at equal epochs, or at equal time."""
+    config = found.record_set.config
+    if config.get("seconds") is None:
+        return "at equal epochs"
+    return "at equal time" if config.get("epochs") is None else "at the end"
 
 
 def format_place(point: BatchPoint) -> str:
@@ -98,8 +127,13 @@ def format_curve(curve: BatchCurve) -> str:
 
 def memory_sentence(point: BatchPoint) -> str:
     """Return the error of a point that ran out of memory, or failed in another way."""
-    what = "ran out of memory" if point.out_of_memory else "failed"
+    what = {True: "ran out of memory", "probably": "was killed", False: "failed"}[point.out_of_memory]
     return f"Batch {whole(point.batch)} on {format_place(point)} {what}: {point.row.failure}"
+
+
+def point_outcome(point: BatchPoint) -> str:
+    """Return a remark on a point that failed or has diverged; empty for others."""
+    return {True: "out of memory", "probably": "killed", False: outcome(point.row)}[point.out_of_memory]
 
 
 def next_command(found: BatchSizes) -> str | None:
@@ -134,7 +168,7 @@ def _certain_price(found: BatchSizes, curve: BatchCurve) -> _Price | None:
     if best is None or accurate is None or accurate is best:
         return None
     difference = found.accuracy_difference(accurate, best)
-    if difference is None or difference.low is None or difference.repeats < LEAST_PAIRS or difference.spans(0):
+    if difference is None or difference.low is None or difference.spans(0):
         return None
     return _Price(accurate, difference)
 
@@ -166,9 +200,9 @@ def _gain(found: BatchSizes, best: BatchPoint, other: BatchPoint) -> str:
     ratio = found.rate_ratio(best, other)
     if ratio is None:
         return ""
-    if ratio.low is not None and ratio.spans(1):
-        return f", with no measurable difference from batch {whole(other.batch)} ({_format_ratio(ratio)})"
-    return f", {_format_ratio(ratio)} as fast as batch {whole(other.batch)}"
+    if spans_one(ratio):
+        return f", with no measurable difference from batch {whole(other.batch)} ({format_ratio(ratio)})"
+    return f", {format_ratio(ratio)} as fast as batch {whole(other.batch)}"
 
 
 def _limits(curve: BatchCurve) -> Iterator[str]:
@@ -179,7 +213,10 @@ def _limits(curve: BatchCurve) -> Iterator[str]:
         needs = ""
         if largest is not None and largest.row.peak_bytes is not None:
             needs = f", after {size(largest.row.peak_bytes)} on a rank at batch {whole(largest.batch)}"
-        yield f"memory limits the batch: {whole(failed.batch)} ran out of memory{needs}."
+        if failed.out_of_memory == "probably":
+            yield f"memory probably limits the batch: a rank was killed at {whole(failed.batch)}{needs}."
+        else:
+            yield f"memory limits the batch: {whole(failed.batch)} ran out of memory{needs}."
     if best is None:
         return
     clauses = []
@@ -203,14 +240,14 @@ def _limits(curve: BatchCurve) -> Iterator[str]:
 
 
 def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
-    """Yield the test accuracy of the fastest size, compared with the most accurate one at equal epochs."""
+    """Yield the test accuracy of the fastest size, compared with the most accurate one."""
     best, accurate = curve.best, found.most_accurate(curve)
     if best is None or accurate is None or best.row.test_accuracy is None or accurate.row.test_accuracy is None:
         return
-    own = percent(best.row.test_accuracy.value)
+    own, when = percent(best.row.test_accuracy.value), length_phrase(found)
     if accurate is best:
-        if len([point for point in curve.measured if point.row.test_accuracy]) > 1:
-            yield f"at equal epochs, batch {whole(best.batch)} also has the highest test accuracy, {own}."
+        if len([point for point in curve.counted if point.row.test_accuracy]) > 1:
+            yield f"{when}, batch {whole(best.batch)} also has the highest test accuracy, {own}."
         return
     other = percent(accurate.row.test_accuracy.value)
     compared = f"batch {whole(best.batch)} reaches a test accuracy of {own}, batch {whole(accurate.batch)} {other}"
@@ -218,21 +255,28 @@ def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
     if price is not None:
         ends = interval(price.difference.low, price.difference.high, ACCURACY)
         points = ACCURACY.write(price.difference.value)
-        yield f"at equal epochs, {compared}: the speed costs {points} percentage points ({ends})."
-    elif difference is None or difference.low is None or difference.repeats < LEAST_PAIRS:
-        yield f"at equal epochs, {compared}; too few repeats to tell whether that is more than chance."
+        yield f"{when}, {compared}: the speed costs {points} percentage points ({ends})."
+    elif difference is None:
+        yield f"{when}, {compared}; too few repeats to tell whether that is more than chance."
     else:
-        yield f"at equal epochs, {compared}: no measurable difference."
+        yield f"{when}, {compared}: no measurable difference."
 
 
 def _at_equal_time(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
-    """Yield the size with the highest training accuracy, or the lowest loss, when the first run ended."""
+    """Yield the size with the highest accuracy, or the lowest training loss, when the first run ended.
+
+    It is the test accuracy if runs were tested while they trained, else the training accuracy.
+    """
     if found.equal_time_s is None or len(curve.measured) < 2:
         return
     when = f"when the first run of all ended (after {seconds(found.equal_time_s.value)})"
     accuracies = [(own.value, point) for point in curve.measured if (own := point.equal_time_accuracy) is not None]
     losses = [(own.value, point) for point in curve.measured if (own := point.equal_time_loss) is not None]
-    if accuracies:
+    tests = [(own.value, point) for point in curve.measured if (own := point.equal_time_test_accuracy) is not None]
+    if tests:
+        value, point = max(tests, key=lambda pair: pair[0])
+        yield f"{when}, batch {whole(point.batch)} had the highest test accuracy, {percent(value)}."
+    elif accuracies:
         value, point = max(accuracies, key=lambda pair: pair[0])
         yield f"{when}, batch {whole(point.batch)} had the highest training accuracy, {percent(value)}."
     elif losses:
@@ -248,11 +292,3 @@ def format_facts_of_sizes(found: BatchSizes) -> str:
 
 def _rate(point: BatchPoint) -> str:
     return f"{whole(point.rate)} samples per second"
-
-
-def _format_ratio(ratio: Estimate) -> str:
-    if ratio.low is None or ratio.high is None:
-        return factor(ratio.value)
-    too_wide = ratio.is_vague and ratio.spans(1)
-    ends = f"n = {ratio.repeats}" if too_wide else interval(ratio.low, ratio.high, FACTOR)
-    return f"{factor(ratio.value)} ({ends})"

@@ -13,12 +13,9 @@ from paceline.analysis.scaling.curves import (
     ScalingPeak,
     ScalingPoint,
 )
-from paceline.analysis.statistics import MIN_REPEATS, Estimate
+from paceline.analysis.statistics import Estimate
 from paceline.formatting import (
-    FACTOR,
     SHARE,
-    factor,
-    factors_of_repeats,
     format_cores,
     interval,
     percent,
@@ -27,6 +24,7 @@ from paceline.formatting import (
     short,
     whole,
 )
+from paceline.report.verdict.phrases import format_ratio, spans_one, without_intervals
 
 TITLES: dict[Mode, str] = {"strong": "Strong scaling", "weak": "Weak scaling"}
 ONLY_TIME = "this experiment measures time, not accuracy."
@@ -48,19 +46,11 @@ def mode_sentences(scaling: Scaling, mode: Mode) -> list[str]:
 def closing_sentences(scaling: Scaling) -> list[str]:
     """Return remarks on the experiment as a whole."""
     cut = "This experiment was interrupted: it covers only the runs that had finished by then."
-    return [*_one_rank_cost(scaling), *_without_intervals(scaling), *([cut] if scaling.comparison.interrupted else [])]
-
-
-def _without_intervals(scaling: Scaling) -> Iterator[str]:
-    """Yield a warning where points have too few repeats for an interval."""
-    repeats = {row.repeats for row in scaling.comparison.rows if row.is_measured}
-    few = sorted(count for count in repeats if 0 < count < MIN_REPEATS)
-    if few and few == sorted(repeats):
-        counts = {1: "One repeat gives", 2: "Two repeats give"}[few[-1]]
-        each = "; both values are shown" if few[-1] == 2 else ""
-        yield (f"{counts} no interval{each}, so no difference here is certain. Use --repeats {MIN_REPEATS} or more.")
-    elif few:
-        yield (f"Points with fewer than {MIN_REPEATS} repeats have no interval, so their differences are not certain.")
+    return [
+        *_one_rank_cost(scaling),
+        *without_intervals(scaling.comparison),
+        *([cut] if scaling.comparison.interrupted else []),
+    ]
 
 
 def learning_rate_note(scaling: Scaling) -> str:
@@ -119,8 +109,8 @@ def headline_sentence(scaling: Scaling) -> str:
     what, time = f"{best.strategy} on {format_ranks(best, scaling)}", f"{seconds(best.row.step_s.value)} per step"
     if gain is None:
         return f"{what} took the least time: {time}; there is no baseline to compare it with."
-    baseline, ratio = _baseline(best, gain), _format_ratio(gain.speed_up)
-    if _spans_one(gain.speed_up):
+    baseline, ratio = _baseline(best, gain), format_ratio(gain.speed_up)
+    if spans_one(gain.speed_up):
         return f"{what} shows no measurable difference in speed from {baseline}: {ratio} as fast, {time}."
     if gain.speed_up.value < 1:
         return f"Train in one process: {what}, the fastest distributed run, is only {ratio} as fast as {baseline}."
@@ -141,8 +131,8 @@ def _strong(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
 
 def _speed_clause(point: ScalingPoint, gain: ScalingGain) -> str:
     """Return the gain of a point over a baseline, no more certain than its interval."""
-    baseline, ratio = _baseline(point, gain), _format_ratio(gain.speed_up)
-    if _spans_one(gain.speed_up):
+    baseline, ratio = _baseline(point, gain), format_ratio(gain.speed_up)
+    if spans_one(gain.speed_up):
         return f"shows no measurable difference in speed from {baseline}: {ratio} as fast"
     if gain.speed_up.value < 1:
         return f"is slower than {baseline}: {ratio} as fast{_format_efficiency(gain)}"
@@ -161,10 +151,10 @@ def _weak(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
 def _length_clause(point: ScalingPoint, gain: ScalingGain) -> str:
     longer = point.step_time_ratio(gain)
     baseline, efficiency = _baseline(point, gain), _format_efficiency(gain)
-    if _spans_one(longer):
-        ratio = f"{_format_ratio(longer)} as long"
+    if spans_one(longer):
+        ratio = f"{format_ratio(longer)} as long"
         return f"shows no measurable difference in length from that of {baseline}: {ratio}{efficiency}"
-    return f"takes {_format_ratio(longer)} as long as with {baseline}{efficiency}"
+    return f"takes {format_ratio(longer)} as long as with {baseline}{efficiency}"
 
 
 def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:
@@ -173,14 +163,14 @@ def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:
     name = peak.curve.strategy + ("" if per_host is None else f" with {plural(per_host, 'rank')} per host")
     ranks = format_ranks(best, scaling)
     if peak.beyond is not None:
-        more = f"on {peak.beyond_ranks} a step takes {_format_ratio(peak.beyond)} as long"
-        if _spans_one(peak.beyond) or peak.beyond.value < 1:
+        more = f"on {peak.beyond_ranks} a step takes {format_ratio(peak.beyond)} as long"
+        if spans_one(peak.beyond) or peak.beyond.value < 1:
             yield f"{name} is fastest on {ranks}, with no measurable difference from more ranks: {more}."
         else:
             yield f"{name} is fastest on {ranks}: {more}."
     elif peak.before is not None:
-        gained = f"{peak.before_ranks} to {best.ranks} ranks: {_format_ratio(peak.before)} as fast"
-        if _spans_one(peak.before) or peak.before.value < 1:
+        gained = f"{peak.before_ranks} to {best.ranks} ranks: {format_ratio(peak.before)} as fast"
+        if spans_one(peak.before) or peak.before.value < 1:
             yield f"{name} is fastest on {ranks}, with no measurable difference from fewer ranks ({gained})."
         else:
             most = "the most that were measured"
@@ -210,9 +200,9 @@ def _placement(scaling: Scaling, mode: Mode) -> Iterator[str]:
 
 def _format_ratios(ratios: Sequence[tuple[str, Estimate]]) -> str:
     """Format a ratio of times for each strategy: first those that differ from 1, then those that may not."""
-    known = [f"{_format_ratio(ratio)} the time for {name}" for name, ratio in ratios if not _spans_one(ratio)]
+    known = [f"{format_ratio(ratio)} the time for {name}" for name, ratio in ratios if not spans_one(ratio)]
     unsure = [
-        f"no measurable difference for {name}, {_format_ratio(ratio)}" for name, ratio in ratios if _spans_one(ratio)
+        f"no measurable difference for {name}, {format_ratio(ratio)}" for name, ratio in ratios if spans_one(ratio)
     ]
     return "; ".join([*known, *unsure])
 
@@ -221,32 +211,9 @@ def _baseline(point: ScalingPoint, gain: ScalingGain) -> str:
     return "one process" if gain is point.over_single else "itself on 1 rank"
 
 
-def _spans_one(ratio: Estimate) -> bool:
-    """Return whether the interval contains 1, or two repeats contradict each other.
-
-    False for one repeat, about which there is one warning for all.
-    """
-    if ratio.low is None:
-        return ratio.repeats > 1 and ratio.repeats_contradict(1)
-    return ratio.spans(1)
-
-
 def _format_efficiency(gain: ScalingGain) -> str:
     share = gain.efficiency
     if share is None or share.is_vague:
         return ""
     ends = interval(share.low, share.high, SHARE)  # Of two repeats, the speed-up has both values.
     return f", efficiency {percent(share.value, 0)}" + (f" ({ends}%)" if ends else "")
-
-
-def _format_ratio(ratio: Estimate) -> str:
-    """Format a ratio with its interval, or with what two repeats showed.
-
-    Where the interval is too wide to be useful, the number of repeats replaces it.
-    """
-    if ratio.low is None or ratio.high is None:
-        value, each = factor(ratio.value), factors_of_repeats(ratio.each)
-        return value if ratio.repeats < 2 else f"{value} ({'both repeats' if each == value else each})"
-    too_wide = ratio.is_vague and ratio.spans(1)
-    ends = f"n = {ratio.repeats}" if too_wide else interval(ratio.low, ratio.high, FACTOR)
-    return f"{factor(ratio.value)} ({ends})"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batch_on_disk import read_batch_sizes, write_batch_sizes
+from batch_on_disk import RunEnds, read_batch_sizes, write_batch_sizes
 from examinations import examination
 from experiments_on_disk import write_experiment
 from paceline.analysis.batch.sizes import BatchPoint, BatchSizes, batch_sizes
@@ -185,3 +185,82 @@ def test_an_experiment_without_runs(tmp_path: Path) -> None:
 def test_a_comparison_is_no_experiment_over_batch_sizes(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="not one experiment over batch sizes"):
         batch_sizes(collect_records([read_experiment(write_experiment(tmp_path / "e"))]))
+
+
+def test_losses_and_accuracies_leave_out_diverged_and_interrupted_runs(tmp_path: Path) -> None:
+    """Repeat 1 of ddp with batch 64 diverged, repeat 2 was interrupted in its second epoch."""
+    name = "ddp on 2, batch 64"
+    ends = RunEnds(diverged=[(name, 1)], unfinished=[(name, 2)])
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ends=ends))
+    point, other = at(found, "ddp", 64), at(found, "ddp", 128)
+    for estimate in (point.end_loss, point.end_accuracy, point.equal_time_loss, point.equal_time_accuracy):
+        assert estimate is not None
+        assert estimate.repeats == 1
+    assert value(point.end_loss) == pytest.approx((0.8 + 0.4) / 2)
+    assert value(point.end_accuracy) == pytest.approx((0.625 + 0.75) / 2)
+    assert other.end_loss is not None
+    assert other.end_loss.repeats == 3
+    assert found.accuracy_difference(point, other) is None, "one seed is too few"
+
+
+def test_a_run_that_diverged_does_not_set_the_equal_time(tmp_path: Path) -> None:
+    fastest = "ddp on 2, batch 128"
+    ends = RunEnds(diverged=[(fastest, repeat) for repeat in range(3)])
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ends=ends))
+    assert value(found.equal_time_s) == pytest.approx(2.4), "single with batch 128 and ddp with batch 64"
+
+
+def test_a_point_that_cannot_be_recommended_is_not_the_best(tmp_path: Path) -> None:
+    """topk is the fastest of all, and ddp with batch 128 diverged in a repeat in which batch 64 did not."""
+    ends = RunEnds(diverged=[("ddp on 2, batch 128", 0), ("single on 1, batch 128", 0)])
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", lossy=["topk"], ends=ends))
+    rates = {(point.strategy, point.size): point.rate for point in found.points}
+    assert max(rates, key=rates.__getitem__)[0] == "topk"
+    assert found.best is at(found, "ddp", 64)
+    best = {
+        curve.strategy: (curve.best and curve.best.size, curve.enough and curve.enough.size) for curve in found.curves
+    }
+    assert best["ddp"] == best["single"] == (64, 64)
+    assert best["topk"][0] is not None, "a strategy has a fastest size, too, if none of its points computes the same"
+
+
+def test_a_point_that_cannot_be_recommended_is_the_best_where_there_is_no_other(tmp_path: Path) -> None:
+    failures = {f"ddp on 2, batch {size}": "rank 0 failed: ValueError." for size in (64, 128)}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(2,), lossy=["topk"], failures=failures))
+    assert found.best is not None
+    assert found.best.strategy == "topk"
+
+
+def test_a_difference_in_accuracy_counts_the_test_samples_and_the_number_of_points(tmp_path: Path) -> None:
+    """The seeds show the same difference, but the 1,000 test samples are themselves a sample."""
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e"))
+    difference = found.accuracy_difference(at(found, "ddp", 64), at(found, "ddp", 128))
+    assert difference is not None
+    assert difference.low is not None
+    error = ((0.96 * 0.04 + 0.91 * 0.09) / 1000) ** 0.5
+    assert difference.value - difference.low == pytest.approx(2.413 * error, rel=1e-3), "level 1 − 0.05 ÷ 3, t(200)"
+
+
+def test_all_epochs_are_extrapolated_where_one_size_trained_less_than_an_epoch(tmp_path: Path) -> None:
+    short = RunEnds(short=[("single on 1, batch 64", repeat) for repeat in range(3)])
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ends=short, length={"seconds": 1.0}))
+    assert not any(point.epoch_is_measured for point in found.points)
+    assert value(at(found, "ddp", 128).epoch_s) == pytest.approx(5 * 0.1, rel=0.5)
+    ends = RunEnds(short=[("single on 1, batch 64", 0)])
+    one = read_batch_sizes(write_batch_sizes(tmp_path / "one", ends=ends, length={"seconds": 1.0}))
+    assert all(point.epoch_is_measured for point in one.points), "its other repeats trained whole epochs"
+    epoch_s = at(one, "single", 64).epoch_s
+    assert epoch_s is not None
+    assert (epoch_s.repeats, epoch_s.value) == (2, pytest.approx(1.0))
+
+
+def test_test_results_at_equal_time_are_those_of_the_last_evaluation_by_then(tmp_path: Path) -> None:
+    """The fastest run has had its last evaluation when it ends; the others only that after their first window."""
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", is_tested=True))
+    fastest, other = at(found, "ddp", 128), at(found, "ddp", 64)
+    assert value(fastest.equal_time_test_accuracy) == pytest.approx(0.70)
+    assert value(fastest.equal_time_test_loss) == pytest.approx(0.5)
+    assert value(other.equal_time_test_accuracy) == pytest.approx(0.20)
+    assert value(other.equal_time_test_loss) == pytest.approx(2.1)
+    without = read_batch_sizes(write_batch_sizes(tmp_path / "without"))
+    assert at(without, "ddp", 64).equal_time_test_accuracy is None

@@ -6,7 +6,8 @@ the same size, paired by repeat. A curve has the points of one strategy on the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,18 +15,28 @@ from paceline.analysis.batch.epochs import EpochTime, epoch_time
 from paceline.analysis.batch.peaks import peak_flop_per_s
 from paceline.analysis.batch.progress import Progress, progress_at, training_time
 from paceline.analysis.caveats import caveats
-from paceline.analysis.comparison import CandidateRow, Comparison, Repeat, compare
-from paceline.analysis.record_set import RecordedRun, RecordSet
+from paceline.analysis.comparison import (
+    Alternative,
+    CandidateRow,
+    Comparison,
+    Repeat,
+    accuracy_gain,
+    compare,
+    converging_runs,
+    is_tested_in_training,
+)
+from paceline.analysis.curves import result_at, validation_curve
+from paceline.analysis.decision import ERROR_RATE
+from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes
 from paceline.analysis.statistics import (
     Estimate,
     estimate_levels,
     estimate_shares,
     estimate_times,
-    paired_difference,
 )
-from paceline.errors import RecordError
-from paceline.formatting import short
+from paceline.errors import OutOfMemory, RecordError
+from paceline.formatting import short, whole
 from paceline.records import RunRecord
 from paceline.records.events import FailureEvent, events_of
 from paceline.records.experiment import BatchDesign, Candidate, CandidatePoint
@@ -89,6 +100,8 @@ class BatchPoint:
     """Cores that the ranks keep busy."""
     cpu_share: Estimate | None
     """The same ÷ the usable cores of their hosts."""
+    lr: float | None
+    """Peak learning rate, scaled to the batch; None if runs were not trained, or set it themselves."""
     end_loss: Estimate | None
     """Training loss over the last epoch."""
     end_accuracy: Estimate | None
@@ -96,8 +109,11 @@ class BatchPoint:
     equal_time_loss: Estimate | None
     """Training loss over the epoch's worth of samples before the time at which the first run of the repeat ended."""
     equal_time_accuracy: Estimate | None
-    out_of_memory: bool
-    """Whether it failed because a rank ran out of memory, or was killed, probably for that reason."""
+    equal_time_test_loss: Estimate | None
+    """Test loss at the last evaluation by that time; None if runs were not tested while they trained."""
+    equal_time_test_accuracy: Estimate | None
+    out_of_memory: OutOfMemory
+    """Whether it failed because a rank ran out of memory."""
     oversubscribed: str
     """Reason why no speed-up is reported: ranks share cores or GPUs. Empty if they do not."""
 
@@ -115,6 +131,11 @@ class BatchPoint:
     def rate(self) -> float:
         """Samples per second; 0 if it was not measured or failed."""
         return self.row.samples_per_s.value if self.row.is_measured and self.row.samples_per_s else 0.0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it computes the same as one process, and no run has diverged."""
+        return self.row.exclusion is None and not self.row.diverged
 
     @property
     def speed_up(self) -> Estimate | None:
@@ -152,19 +173,24 @@ class BatchCurve:
         return [point for point in self.points if point.rate]
 
     @property
+    def counted(self) -> list[BatchPoint]:
+        """Measured points that can be recommended; all that were measured if there is none."""
+        return counted_points(self.points)
+
+    @property
     def best(self) -> BatchPoint | None:
-        """Point with the most samples per second; None if nothing was measured."""
-        return max(self.measured, key=lambda point: point.rate, default=None)
+        """Point with the most samples per second of those that count; None if nothing was measured."""
+        return max(self.counted, key=lambda point: point.rate, default=None)
 
     @property
     def enough(self) -> BatchPoint | None:
         """Smallest batch with at least 95% of the best samples per second."""
         best = self.best
-        return next((own for own in self.measured if best is not None and own.rate >= (1 - WITHIN) * best.rate), None)
+        return next((own for own in self.counted if best is not None and own.rate >= (1 - WITHIN) * best.rate), None)
 
     @property
     def first_without_memory(self) -> BatchPoint | None:
-        """Smallest batch that ran out of memory; None if there is none."""
+        """Smallest batch that ran out of memory, at least probably; None if there is none."""
         return next((point for point in self.points if point.out_of_memory), None)
 
 
@@ -193,21 +219,40 @@ class BatchSizes:
 
     @property
     def best(self) -> BatchPoint | None:
-        """Point with the most samples per second of all; None if nothing was measured."""
-        return max((point for point in self.points if point.rate), key=lambda point: point.rate, default=None)
+        """Point with the most samples per second of those that count; None if nothing was measured."""
+        return max(counted_points(self.points), key=lambda point: point.rate, default=None)
+
+    @property
+    def alternatives(self) -> list[Alternative]:
+        """Fastest point of each strategy that is faster than the best, and does not compute the same."""
+        if self.best is None or self.best.row.exclusion is not None:
+            return []
+        found: dict[str, Alternative] = {}
+        for alternative in self.comparison.alternatives_to(self.best.candidate.name):
+            found.setdefault(alternative.row.candidate.strategy, alternative)
+        return list(found.values())
 
     def rate_ratio(self, one: BatchPoint, other: BatchPoint) -> Estimate | None:
         """Return the samples per second of one point ÷ those of another, paired by repeat."""
         return self.comparison.speed_up(one.candidate.name, over=other.candidate.name)
 
+    def ratio_of_chosen(self, one: BatchPoint, other: BatchPoint, points: int) -> Estimate | None:
+        """Return the same for the fastest of some points, with an interval that is corrected for their number."""
+        level = 1 - ERROR_RATE / max(1, points - 1)
+        return self.comparison.speed_up(one.candidate.name, over=other.candidate.name, level=level)
+
+    @property
+    def epochs_are_extrapolated(self) -> bool:
+        """Whether the times per epoch, which are treated alike at all points, are extrapolated."""
+        return any(point.epoch_s and not point.epoch_is_measured for point in self.points)
+
     def accuracy_difference(self, one: BatchPoint, other: BatchPoint) -> Estimate | None:
-        """Return the test accuracy of one point minus that of another, paired by repeat; None if nothing was tested."""
-        ones, others = (_test_accuracies(self.record_set, point.candidate.name) for point in (one, other))
-        return paired_difference(ones, others)
+        """Return the test accuracy of one point minus that of another, paired by seed, from 3 seeds or more."""
+        return accuracy_gain(self.record_set, one.candidate.name, other.candidate.name)
 
     def most_accurate(self, curve: BatchCurve) -> BatchPoint | None:
         """Return the point of a curve with the highest test accuracy; None if nothing was tested."""
-        tested = [(point.row.test_accuracy.value, point) for point in curve.measured if point.row.test_accuracy]
+        tested = [(point.row.test_accuracy.value, point) for point in curve.counted if point.row.test_accuracy]
         return max(tested, key=lambda pair: pair[0])[1] if tested else None
 
 
@@ -234,24 +279,29 @@ class _BatchMeasurements:
         self.record_set = comparison.record_set
         self.design = design
         self.rows = {row.candidate.name: row for row in comparison.rows}
-        self.equal_times = _first_ends(self.record_set.runs)
+        self.converging = {name: converging_runs(self.record_set, name) for name in self.rows}
+        self.equal_times = _first_ends(self.converging.values())
+        measured = [name for name, row in self.rows.items() if row.is_measured]
+        self.measures_epochs = design.trains and all(map(self._has_whole_epoch, measured))
+        """Whether every point trained a whole epoch. Otherwise all are extrapolated, so that they are comparable."""
         failures = events_of(self.record_set.events, FailureEvent)
-        self.out_of_memory = {event.candidate for event in failures if event.out_of_memory}
+        self.out_of_memory = {event.candidate: event.out_of_memory for event in failures}
 
     def point(self, candidate: Candidate) -> BatchPoint:
         """Return the point of a candidate."""
         name, point = candidate.name, _point_of(candidate)
-        runs = self.record_set.recorded_runs_of(name)
-        records = [recorded.run for recorded in runs]
+        records = [recorded.run for recorded in self.record_set.recorded_runs_of(name)]
+        trained = self.converging[name] if self.design.trains else {}
         row = self.rows[name]
         oversubscribed = oversubscription(records[0].topology, self.design) if records else ""
-        epochs = [time for run in records if (time := epoch_time(run, whole=self.design.trains)) is not None]
+        epochs = self._epochs(records)
         flop_per_s, mfu = self._flop(row, records)
-        ends = [progress_at(run, training_time(run)) for run in records] if self.design.trains else []
-        at_equal_time = [
-            progress_at(recorded.run, self.equal_times[recorded.repeat])
-            for recorded in runs
-            if self.design.trains and recorded.repeat in self.equal_times
+        ends = [progress_at(run, training_time(run)) for run in trained.values()]
+        at_equal_time = [progress_at(run, self.equal_times[repeat]) for repeat, run in trained.items()]
+        tests = [
+            result_at(validation_curve(run), self.equal_times[repeat] * (1 + 1e-9))  # Sums of floats are rounded.
+            for repeat, run in trained.items()
+            if is_tested_in_training(run)
         ]
         return BatchPoint(
             row=row,
@@ -276,13 +326,25 @@ class _BatchMeasurements:
             mfu=mfu,
             cpu_cores=estimate_levels(_known(map(_busy_cores, records))),
             cpu_share=estimate_levels(_known(self._busy_share(run) for run in records)),
+            lr=records[0].topology.lr if records and self.design.trains else None,
             end_loss=estimate_levels(_known(own and own.loss for own in ends)),
             end_accuracy=estimate_shares(_known(own and own.accuracy for own in ends)),
             equal_time_loss=_losses(at_equal_time),
             equal_time_accuracy=estimate_shares(_known(own and own.accuracy for own in at_equal_time)),
-            out_of_memory=name in self.out_of_memory,
+            equal_time_test_loss=estimate_levels([own.loss for own in tests if own and math.isfinite(own.loss)]),
+            equal_time_test_accuracy=estimate_shares(_known(own and own.accuracy for own in tests)),
+            out_of_memory=self.out_of_memory.get(name, False),
             oversubscribed=oversubscribed,
         )
+
+    def _epochs(self, runs: Sequence[RunRecord]) -> list[EpochTime]:
+        """Return the times of an epoch: only measured ones, or only extrapolated ones."""
+        times = [time for run in runs if (time := epoch_time(run, whole=self.measures_epochs)) is not None]
+        return [time for time in times if time.is_measured == self.measures_epochs]
+
+    def _has_whole_epoch(self, name: str) -> bool:
+        times = [epoch_time(run, whole=True) for run in self.record_set.runs_of(name).values()]
+        return any(time is not None and time.is_measured for time in times)
 
     def _size(self, candidate: Candidate) -> int:
         point = _point_of(candidate)
@@ -359,12 +421,19 @@ def _busy_cores(run: RunRecord) -> float | None:
     return sum(known) if known and len(known) == len(shares) else None
 
 
-def _first_ends(runs: Sequence[RecordedRun]) -> dict[Repeat, float]:
-    """Return, for every repeat, the training time of its run that ended first; unfinished runs do not count."""
+def counted_points(points: Iterable[BatchPoint]) -> list[BatchPoint]:
+    """Return the measured points that can be recommended; if there is none, those that compute the same, or all."""
+    measured = [point for point in points if point.rate]
+    same = [point for point in measured if point.row.exclusion is None]
+    return [point for point in same if point.is_sound] or same or measured
+
+
+def _first_ends(runs_of: Iterable[Mapping[Repeat, RunRecord]]) -> dict[Repeat, float]:
+    """Return, for every repeat, the training time of its run that ended first."""
     ends: dict[Repeat, list[float]] = {}
-    for recorded in runs:
-        if recorded.run.finished:
-            ends.setdefault(recorded.repeat, []).append(training_time(recorded.run))
+    for runs in runs_of:
+        for repeat, run in runs.items():
+            ends.setdefault(repeat, []).append(training_time(run))
     return {repeat: min(times) for repeat, times in ends.items()}
 
 
@@ -380,15 +449,6 @@ def _part(epochs: Sequence[EpochTime], read: Callable[[EpochTime], float | None]
 
 def _known(values: Any) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _test_accuracies(record_set: RecordSet, name: str) -> Mapping[Repeat, float]:
-    found = {}
-    for repeat, run in record_set.runs_of(name).items():
-        test = run.summary.test if run.summary else None
-        if test is not None and test.accuracy is not None:
-            found[repeat] = test.accuracy
-    return found
 
 
 def _baselines(candidates: Sequence[Candidate]) -> set[str]:
@@ -413,8 +473,19 @@ def _notes(points: Sequence[BatchPoint], design: BatchDesign, record_set: Record
     shared = dict.fromkeys(point.oversubscribed for point in points if point.oversubscribed)
     notes = [*design.left_out, *[f"{reason}, so no speed-up is reported for them." for reason in shared]]
     notes += placement_notes(design, [(point.hosts, point.ranks_per_host) for point in points])
-    rates = {entry.run.topology.lr for entry in record_set.runs if not entry.run.topology.user_optimizer}
-    if design.trains and len(rates) == 1 and None not in rates:
-        rate = short(next(iter(rates)) or 0.0)
-        notes.append(f"The learning rate is {rate} at every batch size: another one may suit larger batches better.")
-    return notes
+    return notes + _learning_rate_notes(points, record_set)
+
+
+def _learning_rate_notes(points: Sequence[BatchPoint], record_set: RecordSet) -> list[str]:
+    """Return a sentence on how the peak learning rate depends on the batch; none if it was not recorded."""
+    rates = {point.batch: point.lr for point in points if point.lr is not None}
+    if not rates:
+        return []
+    first, last = min(rates), max(rates)
+    if len(set(rates.values())) == 1:
+        rate = short(rates[first])
+        return [f"The learning rate is {rate} at every batch size: another one may suit larger batches better."]
+    rules = {recipe.scale_lr for entry in record_set.runs if (recipe := entry.run.topology.recipe) is not None}
+    by = f" by {rules.pop()}" if len(rules) == 1 else ""
+    ends = f"from {short(rates[first], 3)} at batch {whole(first)} to {short(rates[last], 3)} at batch {whole(last)}"
+    return [f"The learning rate was scaled{by}, {ends}."]

@@ -176,18 +176,25 @@ RESOURCE_FIGURES: tuple[Figure[Any], ...] = (
 )
 """Memory and processors."""
 TRAINING_FIGURES: tuple[Figure[Any], ...] = (
+    Figure(
+        key="lr",
+        heading="Peak learning rate",
+        format=LOSS,
+        definition="Highest learning rate of a run, scaled to the batch by the rule of its recipe (--scale-lr).",
+        terminal=InTerminal("peak lr", 8),
+    ),
     _estimate(
         "end_loss",
         heading="Loss, last epoch",
         format=LOSS,
-        definition="At equal epochs: the mean training loss over the last epoch.",
+        definition="At the end of the runs: the mean training loss over the last epoch's worth of samples.",
         terminal=InTerminal("loss", 8),
     ),
     _estimate(
         "end_accuracy",
         heading="Accuracy, last epoch",
         format=ACCURACY,
-        definition="At equal epochs: the share of the last epoch's samples with correct predictions while training.",
+        definition="At the end of the runs: the share of the same samples with correct predictions while training.",
         terminal=InTerminal("accuracy", 7),
     ),
     figure_of_candidate("test_loss", terminal=InTerminal("test loss", 5)),
@@ -206,6 +213,20 @@ TRAINING_FIGURES: tuple[Figure[Any], ...] = (
         format=ACCURACY,
         definition="At equal time: the share of the same samples with correct predictions while training.",
         terminal=InTerminal("accuracy, equal time", 9),
+    ),
+    _estimate(
+        "equal_time_test_loss",
+        heading="Test loss at equal time",
+        format=LOSS,
+        definition="Test loss at the last evaluation (--eval-every) before the first run of the repeat ended.",
+        terminal=InTerminal("test loss, equal time", 5),
+    ),
+    _estimate(
+        "equal_time_test_accuracy",
+        heading="Test accuracy at equal time",
+        format=ACCURACY,
+        definition="Test accuracy at the same evaluation.",
+        terminal=InTerminal("test accuracy, equal time", 9),
     ),
 )
 """Losses and accuracies of runs that were trained."""

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.batch.sizes import BatchPoint, BatchSizes
+from paceline.analysis.statistics import MIN_REPEATS
 from paceline.formatting import join_names, plural, scientific
 from paceline.records.events import FailureEvent, events_of
 from paceline.report.batch_verdict import (
+    alternative_sentences,
     closing_sentences,
     curve_sentences,
     format_curve,
     format_facts_of_sizes,
     headline_sentence,
+    length_phrase,
     next_command,
+    point_outcome,
 )
 from paceline.report.definitions import COMPARISON_TERMS, SCALING_TERMS, SPLIT_TERMS, TERMS
 from paceline.report.evidence import proof_verdict
@@ -46,6 +50,7 @@ from paceline.report.plots.link import link
 from paceline.report.plots.losses import losses
 from paceline.report.plots.palette import PARTS as PART_COLOURS
 from paceline.report.plots.palette import colours
+from paceline.report.plots.validation import validation
 from paceline.report.terminal.batch import epoch_headings
 
 BATCH_DEFINITIONS = definitions(
@@ -92,6 +97,7 @@ def batch_plots(found: BatchSizes) -> dict[str, Json]:
         "resources": panels_figure(found, "Memory and processors over batch sizes", RESOURCE_PANELS),
         "training": panels_figure(found, "Loss and accuracy over batch sizes", TRAINING_PANELS),
         "losses": losses(found.comparison),
+        "validation": validation(found.comparison),
         "link": link(found.comparison),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
@@ -118,7 +124,7 @@ def _context(found: BatchSizes) -> dict[str, Any]:
         "facts": _facts(found),
         "headline": headline,
         "lead": lead,
-        "sentences": [*curve_sentences(found), *closing_sentences(found)],
+        "sentences": [*alternative_sentences(found), *curve_sentences(found), *closing_sentences(found)],
         "notes": found.warnings,
         "failures": events_of(found.record_set.events, FailureEvent),
         "sections": _sections(found),
@@ -137,7 +143,11 @@ def _context(found: BatchSizes) -> dict[str, Any]:
 
 
 def _caption(found: BatchSizes) -> str:
-    intervals = INTERVALS if any(point.row.repeats > 1 for point in found.points) else "One line per number of ranks."
+    intervals = (
+        INTERVALS
+        if any(point.row.repeats >= MIN_REPEATS for point in found.points)
+        else "One line per number of ranks."
+    )
     return intervals + (HOLLOW if any(point.oversubscribed for point in found.points) else "")
 
 
@@ -158,8 +168,7 @@ LEDES = {
     ),
     "training": (
         "Loss and accuracy",
-        "At equal epochs, larger batches make fewer steps. At equal time, every run is compared when the first run of "
-        "its repeat ended.",
+        "At equal time, every run is compared when the first run of its repeat ended.",
     ),
 }
 """Title and introduction of each section."""
@@ -168,10 +177,15 @@ LEDES = {
 def _sections(found: BatchSizes) -> list[BatchSection]:
     """Return the sections whose tables have figures."""
     return [
-        BatchSection(name, title, lede, _table(found, name))
+        BatchSection(name, title, _at_the_end(found, name) + lede, _table(found, name))
         for name, (title, lede) in LEDES.items()
         if not all(column.is_empty for column in page_columns(BATCH_TABLES[name], found.points))
     ]
+
+
+def _at_the_end(found: BatchSizes, name: str) -> str:
+    has_equal_epochs = name == "training" and length_phrase(found) == "at equal epochs"
+    return "At equal epochs, larger batches make fewer steps. " if has_equal_epochs else ""
 
 
 def _table(found: BatchSizes, name: str) -> PageTable:
@@ -188,8 +202,7 @@ def _table(found: BatchSizes, name: str) -> PageTable:
 
 def _row(name: str, point: BatchPoint) -> PageRow:
     is_pale = not point.row.is_measured or bool(point.oversubscribed)
-    tag = "out of memory" if point.out_of_memory else "failed" if point.row.failure else ""
-    return PageRow(name, (), f"{point.candidate.role}{' unmeasured' if is_pale else ''}", tag, "bad")
+    return PageRow(name, (), f"{point.candidate.role}{' unmeasured' if is_pale else ''}", point_outcome(point), "bad")
 
 
 def _facts(found: BatchSizes) -> list[str]:

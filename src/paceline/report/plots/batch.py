@@ -64,9 +64,9 @@ RESOURCE_PANELS = (
     _Quantity("MFU", ACCURACY, lambda point: point.mfu),
 )
 TRAINING_PANELS = (
-    _Quantity("Test accuracy, equal epochs", ACCURACY, lambda point: point.row.test_accuracy),
+    _Quantity("Test accuracy, at the end", ACCURACY, lambda point: point.row.test_accuracy),
     _Quantity("Training accuracy, equal time", ACCURACY, lambda point: point.equal_time_accuracy),
-    _Quantity("Training loss, equal epochs", FACTOR, lambda point: point.end_loss),
+    _Quantity("Training loss, at the end", FACTOR, lambda point: point.end_loss),
     _Quantity("Training loss, equal time", FACTOR, lambda point: point.equal_time_loss),
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.analysis.batch.progress import progress_curve
 from paceline.analysis.batch.sizes import BatchSizes
 from paceline.report.figures.batch import batch_point_csv
-from paceline.report.tables.csv_files import save_tables
+from paceline.report.tables.csv_files import evaluation_rows, save_tables
 
 
 def write_batch_tables(found: BatchSizes, folder: Path) -> list[Path]:
@@ -17,6 +17,7 @@ def write_batch_tables(found: BatchSizes, folder: Path) -> list[Path]:
     tables = {
         "batch_sizes.csv": [batch_point_csv(point) for point in found.points],
         "training_curves.csv": list(_curves(found)),
+        "evaluations.csv": list(evaluation_rows(found.comparison)),
         "proofs.csv": [proof.to_dict() for proof in found.comparison.proofs],
     }
     return save_tables(tables, folder)

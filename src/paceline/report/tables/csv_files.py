@@ -58,7 +58,7 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         "proofs.csv": [asdict(proof) | {"holds": proof.holds} for proof in comparison.proofs],
         "loss_differences.csv": [asdict(loss_difference) for loss_difference in comparison.loss_differences],
         "losses.csv": list(_losses(comparison)),
-        "evaluations.csv": list(_evaluations(comparison)),
+        "evaluations.csv": list(evaluation_rows(comparison)),
         "learning_rates.csv": list(_learning_rates(comparison)),
     }
     return save_tables(tables, folder)
@@ -94,7 +94,8 @@ def _losses(comparison: Comparison) -> Iterable[dict[str, Any]]:
             yield {"candidate": entry.candidate, "repeat": entry.repeat[1], "step": step, "loss": loss}
 
 
-def _evaluations(comparison: Comparison) -> Iterable[dict[str, Any]]:
+def evaluation_rows(comparison: Comparison) -> Iterable[dict[str, Any]]:
+    """Yield every evaluation of every run."""
     for entry in comparison.record_set.runs:
         for point in validation_curve(entry.run):
             yield {"candidate": entry.candidate, "repeat": entry.repeat[1], **asdict(point)}

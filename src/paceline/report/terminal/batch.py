@@ -11,26 +11,27 @@ from rich.table import Table
 
 from paceline.analysis.batch.progress import progress_curve
 from paceline.analysis.batch.sizes import BatchPoint, BatchSizes
+from paceline.analysis.statistics import MIN_REPEATS
 from paceline.formatting import short, whole
 from paceline.records.events import FailureEvent, events_of
 from paceline.records.writer import json_safe
 from paceline.report.batch_verdict import (
-    closing_sentences,
-    curve_sentences,
-    headline_sentence,
+    length_phrase,
     memory_sentence,
     next_command,
+    point_outcome,
     sentences,
 )
 from paceline.report.figures.batch import BATCH_TABLES, batch_point_json
 from paceline.report.figures.columns import terminal_columns, text_column
+from paceline.report.tables.json_rows import evaluations_json
 from paceline.report.terminal.table import figure_table
 
 TITLES = {
     "time": "Time per epoch and samples per second",
     "communication": "Computation and communication per epoch",
     "resources": "Memory and processors",
-    "training": "Loss and accuracy, at equal epochs and at equal time",
+    "training": "Loss and accuracy",
 }
 """Titles of the tables."""
 INTERVALS = "± is half the width of the 95% interval."
@@ -38,18 +39,18 @@ INTERVALS = "± is half the width of the 95% interval."
 
 def print_batch_sizes(found: BatchSizes, console: Console) -> None:
     """Print the tables, the verdict and the warnings."""
-    for name, title in TITLES.items():
+    for name in TITLES:
         table = _table(found, name, console.width)
         if table is not None:
-            _print(console, title)
+            _print(console, title_of(found, name))
             console.print(table)
             console.print()
-    if any(point.row.repeats > 1 for point in found.points):
+    if any(point.row.repeats >= MIN_REPEATS for point in found.points):
         _print(console, INTERVALS)
     for point in found.points:
         if point.row.failure:
             _print(console, memory_sentence(point))
-    for sentence in (headline_sentence(found), *curve_sentences(found), *closing_sentences(found)):
+    for sentence in sentences(found):
         _print(console, sentence)
     for warning in found.warnings:
         _print(console, f"note: {warning}")
@@ -62,6 +63,14 @@ def print_next(found: BatchSizes, report: Path | None, console: Console) -> None
     command = next_command(found)
     if command:
         _print(console, f"next:   {command}")
+
+
+def title_of(found: BatchSizes, name: str) -> str:
+    """Return the title of a table; that of training says when runs are compared."""
+    if name != "training":
+        return TITLES[name]
+    end, equal = length_phrase(found), "at equal time"
+    return TITLES[name] + (f" {equal}" if end == equal else f", {end} and {equal}")
 
 
 def _print(console: Console, text: str) -> None:
@@ -86,7 +95,7 @@ def _table(found: BatchSizes, name: str, width: int) -> Table | None:
 
 def epoch_headings(found: BatchSizes, *, short: bool) -> dict[str, str]:
     """Return headings that say that times per epoch are extrapolated, where they are."""
-    if not any(point.epoch_s and not point.epoch_is_measured for point in found.points):
+    if not found.epochs_are_extrapolated:
         return {}
     return {"epoch_s": "epoch (extrapolated)" if short else "Time per epoch, extrapolated"}
 
@@ -109,7 +118,7 @@ def _ranks(point: BatchPoint, *, several: bool) -> str:
 
 
 def _batch(point: BatchPoint, found: BatchSizes) -> str:
-    state = " out of memory" if point.out_of_memory else " failed" if point.row.failure else ""
+    state = f" {remark}" if (remark := point_outcome(point)) else ""
     each = f" ({short(point.batch_per_rank)} each)" if found.design.per_rank else ""
     return whole(point.batch) + each + state
 
@@ -122,6 +131,7 @@ def to_json(found: BatchSizes) -> dict[str, Any]:
         "kind": "batch",
         "points": [batch_point_json(point) for point in found.points],
         "best": best and best.candidate.name,
+        "alternatives": [alternative.to_dict() for alternative in found.alternatives],
         "fastest": [
             {
                 "strategy": curve.strategy,
@@ -138,6 +148,15 @@ def to_json(found: BatchSizes) -> dict[str, Any]:
             {
                 point.candidate.name: [
                     {"repeat": repeat, "points": [msgspec.to_builtins(own) for own in progress_curve(run)]}
+                    for (_, repeat), run in found.record_set.runs_of(point.candidate.name).items()
+                ]
+                for point in found.points
+            }
+        ),
+        "evaluations": json_safe(
+            {
+                point.candidate.name: [
+                    {"repeat": repeat, "points": evaluations_json(run)}
                     for (_, repeat), run in found.record_set.runs_of(point.candidate.name).items()
                 ]
                 for point in found.points

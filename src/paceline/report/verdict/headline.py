@@ -34,7 +34,7 @@ def headline(comparison: Comparison) -> Iterator[str]:
     yield from _one_process_advice(comparison)
     if comparison.pick is None or comparison.computes_same:
         yield from _winner(comparison)
-    yield from (_alternative(comparison, alternative) for alternative in comparison.alternatives)
+    yield from (alternative_sentence(comparison, alternative) for alternative in comparison.alternatives)
 
 
 def _one_process_advice(comparison: Comparison) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _fastest_of_others(comparison: Comparison) -> str:
     return f"{time}, {decision.second} {factor(decision.ratio.value)} that time{certainty}"
 
 
-def _alternative(comparison: Comparison, alternative: Alternative) -> str:
+def alternative_sentence(comparison: Comparison, alternative: Alternative) -> str:
     """Return a faster candidate that does not compute the same, with its price in accuracy."""
     gain, best = alternative.speed_up, alternative.instead_of
     name, speed = alternative.row.candidate.name, f"{factor(gain.value)} as fast as {best}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.analysis.comparison import CandidateRow
+from collections.abc import Iterator
+
+from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.statistics import MIN_REPEATS, Estimate
-from paceline.formatting import FACTOR, confidence, factors_of_repeats, interval, percent, plural
+from paceline.formatting import FACTOR, confidence, factor, factors_of_repeats, interval, percent, plural
 
 MORE_REPEATS = f"An interval needs {MIN_REPEATS} repeats: --repeats {MIN_REPEATS} may decide it."
 
@@ -56,3 +58,38 @@ def interval_and_repeats(estimate: Estimate, level: float) -> str:
     if estimate.low is None or estimate.high is None:
         return f" ({repeats})"
     return f" ({confidence(level)} interval {interval(estimate.low, estimate.high, FACTOR)}, {repeats})"
+
+
+def without_intervals(comparison: Comparison) -> Iterator[str]:
+    """Yield a warning where points of an experiment have too few repeats for an interval."""
+    repeats = {row.repeats for row in comparison.rows if row.is_measured}
+    few = sorted(count for count in repeats if 0 < count < MIN_REPEATS)
+    if few and few == sorted(repeats):
+        counts = {1: "One repeat gives", 2: "Two repeats give"}[few[-1]]
+        each = "; both values are shown" if few[-1] == 2 else ""
+        yield (f"{counts} no interval{each}, so no difference here is certain. Use --repeats {MIN_REPEATS} or more.")
+    elif few:
+        yield (f"Points with fewer than {MIN_REPEATS} repeats have no interval, so their differences are not certain.")
+
+
+def spans_one(ratio: Estimate) -> bool:
+    """Return whether the interval contains 1, or two repeats contradict each other.
+
+    False for one repeat, about which there is one warning for all.
+    """
+    if ratio.low is None:
+        return ratio.repeats > 1 and ratio.repeats_contradict(1)
+    return ratio.spans(1)
+
+
+def format_ratio(ratio: Estimate) -> str:
+    """Format a ratio with its interval, or with what two repeats showed.
+
+    Where the interval is too wide to be useful, the number of repeats replaces it.
+    """
+    if ratio.low is None or ratio.high is None:
+        value, each = factor(ratio.value), factors_of_repeats(ratio.each)
+        return value if ratio.repeats < 2 else f"{value} ({'both repeats' if each == value else each})"
+    too_wide = ratio.is_vague and ratio.spans(1)
+    ends = f"n = {ratio.repeats}" if too_wide else interval(ratio.low, ratio.high, FACTOR)
+    return f"{factor(ratio.value)} ({ends})"
