@@ -220,15 +220,9 @@ def _limits(curve: BatchCurve) -> Iterator[str]:
     if best is None:
         return
     clauses = []
-    split, limit = best.row.split, best.limit
-    if split is not None and limit is not None:
-        amounts = {
-            "compute": split.mean.computing_s,
-            "communication": split.mean.exposed_s,
-            "data": split.mean.data_s,
-            "other": split.mean.other_s - split.mean.data_s,
-        }
-        clauses.append(LIMITS[limit].format(percent(amounts[limit] / split.mean.step_s, 0)))
+    limit, share = best.limit or (None, 0.0)
+    if limit is not None:
+        clauses.append(LIMITS[limit].format(percent(share, 0)))
     if best.cpu_share is not None and best.cpu_cores is not None:
         busy, used = percent(best.cpu_share.value, 0), format_cores(round(best.cpu_cores.value, 1))
         full = ", so the processor is the limit" if best.cpu_share.value >= BUSY and limit == "compute" else ""

@@ -143,8 +143,8 @@ class BatchPoint:
         return None if self.over_fewest is None else self.over_fewest.speed_up
 
     @property
-    def limit(self) -> Limit | None:
-        """Largest part of its step; None without events."""
+    def limit(self) -> tuple[Limit, float] | None:
+        """Largest part of its step, with its share of the step; None without events."""
         split = self.row.split
         if split is None:
             return None
@@ -155,7 +155,8 @@ class BatchPoint:
             "data": mean.data_s,
             "other": mean.other_s - mean.data_s,
         }
-        return max(parts, key=parts.__getitem__)
+        largest = max(parts, key=parts.__getitem__)
+        return largest, parts[largest] / mean.step_s
 
 
 @dataclass(frozen=True)
