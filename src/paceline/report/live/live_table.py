@@ -74,11 +74,12 @@ class LiveTable:
         """Print the estimated time of the experiment, and show the remaining time from now on."""
         self._estimator = estimator
         expected = estimator.remaining()
-        self._print(
-            "time: unknown until the first runs have finished"
-            if expected is None
-            else f"time: about {format_remaining(expected)}; this range is refined as runs finish"
-        )
+        if expected is None:
+            self._print("time: unknown until the first runs have finished")
+            return
+        text = format_remaining(expected)
+        about = "" if text.startswith("up to") else "about "
+        self._print(f"time: {about}{text}; this range is refined as runs finish")
 
     def continued(self, folder: Path, runs: int, planned: int, failed: Sequence[str], repeats: int) -> None:
         """Print that an experiment goes on, and what is there."""
