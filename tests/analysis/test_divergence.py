@@ -164,3 +164,15 @@ def test_skipped_steps_are_counted_and_no_divergence(tmp_path: Path) -> None:
     assert (row.diverged, row.skipped_steps) == ([], 4)
     assert comparison.row("allreduce").skipped_steps is None
     assert not [warning for warning in comparison.warnings if "diverged" in warning]
+
+
+def test_a_loss_that_explodes_is_divergence_even_if_it_falls_again() -> None:
+    detector = DivergenceDetector()
+    detector.add([2.3, 133.0, 7e8, 1e23, 5e27, *[4.0] * 40])
+    found = detector.found
+    assert found is not None
+    assert (found.step, found.loss, found.before) == (2, 7e8, 2.3)
+    assert divergence_cause(found) == "the loss is 7e+08, more than 1,000,000 times the first one (2.3)"
+    spike = DivergenceDetector()
+    spike.add([2.3, 2.2, 90_000.0, *[2.0] * 40])
+    assert spike.found is None

@@ -1,9 +1,11 @@
-"""Divergence of a run: a loss that is not finite, or that has grown and stays large, or many skipped steps in a row.
+"""Divergence of a run: a loss that is not finite, or that has grown and stays large, or that has exploded, or many
+skipped steps in a row.
 
 Training lowers the loss, so a run that ends far above its start has failed, and its loss and accuracy say nothing about
 a strategy. Growth counts only if every loss of the last part of the run is more than `GROWTH` times the largest of
 the first steps. Noise between batches and spikes that recover cannot meet that: they would have to last for a tenth of
-the run.
+the run. A loss that is more than `EXPLOSION` times the first one counts at once, even if it falls again: the weights
+are no longer those of training, and such a run mostly ends at chance level.
 
 Losses of steps that were skipped do not count: no weight has changed in them. But a run that skips `MOST_SKIPPED` steps
 in a row has diverged too: its weights or its data contain NaN, so no later step would be different.
@@ -16,7 +18,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from paceline.analysis.steps.timing import losses_of
-from paceline.formatting import short
+from paceline.formatting import short, whole
 from paceline.records import RunRecord
 from paceline.records.events import LogEvent
 from paceline.records.summary import Divergence
@@ -24,6 +26,8 @@ from paceline.records.summary import Divergence
 GROWTH = 10.0
 """Ratio of a loss to the largest of the first steps from which it is too large. Cross-entropy over ten classes starts
 near 2.3, and rises to two or three times that at a learning rate that is high but trains."""
+EXPLOSION = 1e6
+"""Ratio of a loss to the first one from which the run has diverged, whatever follows."""
 FIRST_STEPS = 5
 """Steps whose losses are those at the start."""
 LAST_SHARE, LEAST_LAST_STEPS = 0.1, 10
@@ -43,6 +47,9 @@ class DivergenceDetector:
         self._steps = 0
         self._first_count = 0
         self._largest_first = -math.inf
+        self._first_loss: float | None = None
+        self._exploded: tuple[int, float] | None = None
+        """Step and loss of the first explosion."""
         self._last_loss: float | None = None
         """Last finite loss."""
         self._too_large_since: tuple[int, float] | None = None
@@ -67,6 +74,10 @@ class DivergenceDetector:
             self.not_finite = Divergence(step=step, loss=None, before=self._last_loss)
             return
         self._last_loss = loss
+        if self._first_loss is None:
+            self._first_loss = loss
+        elif self._exploded is None and 0 < EXPLOSION * self._first_loss < loss:
+            self._exploded = step, loss
         if self._first_count < FIRST_STEPS:
             self._first_count += 1
             self._largest_first = max(self._largest_first, loss)
@@ -78,6 +89,9 @@ class DivergenceDetector:
     @property
     def found(self) -> Divergence | None:
         """Divergence of a run that ends here; None if there is none."""
+        if self.not_finite is None and self._exploded is not None:
+            step, loss = self._exploded
+            return Divergence(step=step, loss=loss, before=self._first_loss)
         if self.not_finite is not None or self._too_large_since is None:
             return self.not_finite
         step, loss = self._too_large_since
@@ -127,6 +141,8 @@ def divergence_cause(divergence: Divergence) -> str:
     """Return a clause on the loss of a diverged run."""
     if divergence.loss is not None:
         start = "" if divergence.before is None else f" ({short(divergence.before, 4)})"
+        if divergence.before is not None and divergence.loss > EXPLOSION * divergence.before:
+            return f"the loss is {short(divergence.loss, 3)}, more than {whole(EXPLOSION)} times the first one{start}"
         return f"from there on the loss is more than {short(GROWTH)} times that of the first steps{start}"
     if divergence.skipped:
         return f"all of {divergence.skipped} steps in a row from there on were skipped, as gradients were not finite"
