@@ -50,6 +50,7 @@ from paceline.records.events import EpochEvent, LogEvent, RunEvent, StartEvent
 from paceline.training.recording import windows
 from paceline.training.run import run
 from paceline.workloads import data
+from paceline.workloads.recipes import choose_recipe, with_recipe
 
 PACELINE = "Paceline ddp"
 RANKS = 2
@@ -73,8 +74,9 @@ class Plan:
         """Return the configuration of Paceline's run. An epoch consists of whole blocks."""
         samples_per_block = RANKS * BATCH_PER_RANK * self.steps
         blocks_per_epoch = -(-EPOCH_SAMPLES // samples_per_block)
-        return RunConfig(
+        config = RunConfig(
             workload=self.model,
+            recipe="classic",
             data=f"synthetic:size={samples_per_block * blocks_per_epoch}",
             strategy="ddp",
             batch_per_rank=BATCH_PER_RANK,
@@ -84,6 +86,7 @@ class Plan:
             log_every=self.steps,
             evaluate=False,
         )
+        return with_recipe(config, choose_recipe(config))  # The peers take momentum and weight decay from it.
 
 
 DEFAULTS = {"cnn": Plan("cnn", rounds=100, steps=100), "vgg11": Plan("vgg11", rounds=40, steps=5)}

@@ -92,7 +92,7 @@ def _conditions(records: Sequence[ExperimentRecord]) -> str:
     first = records[0]
     design, config = first.design, first.config
     run = next(measured.run for measured in first.runs if measured.candidate.role != "baseline")
-    precision = config["precision"] + (", channels-last" if config["channels_last"] else "")
+    precision = (run.config["precision"] or "fp32") + (", channels-last" if config["channels_last"] else "")
     ranks = design.ranks
     machines = sorted({f"{r.provenance.cpu_count} cores of an {r.provenance.cpu}" for r in records})
     versions = sorted({str(r.provenance.versions["torch"]).partition("+")[0] for r in records})

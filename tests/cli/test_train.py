@@ -67,6 +67,8 @@ def test_a_run_writes_a_complete_record(tmp_path: Path) -> None:
         "64",
         "--epochs",
         "2",
+        "--recipe",
+        "classic",
         "--lr",
         "0.02",
         "--out",
@@ -103,7 +105,7 @@ def test_a_run_writes_a_complete_record(tmp_path: Path) -> None:
     assert f"trace: {out / 'trace.json'} (open it in ui.perfetto.dev)" in done.stdout
     traced = json.loads((out / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in traced if event["name"] == "step 45"} == {0, 1}
-    assert "batch 64 = 2 × 32 · lr 0.02" in done.stderr
+    assert "batch 64 = 2 × 32 · sgd, lr 0.02, constant · " in done.stderr
     assert f"{threads_per_rank(2)} thread" in done.stderr
     assert "gloo over lo" in done.stderr
     assert "step     20" in done.stderr
