@@ -102,6 +102,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     with pytest.raises(UsageError) as caught:
         read_recipe(str(file), BASE)
     assert message.format(file=file) in caught.value.message
+    assert str(file) in caught.value.message
 
 
 def test_a_missing_file_is_named_with_its_option(tmp_path: Path) -> None:

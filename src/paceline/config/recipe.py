@@ -102,7 +102,11 @@ def is_recipe_file(name: str) -> bool:
 
 def read_recipe(path: str, base: Recipe) -> Recipe:
     """Return the recipe of a TOML file; settings that it leaves out are those of `base`."""
-    return override(base, read_toml(Path(path), Recipe, option="--recipe"))
+    values = read_toml(Path(path), Recipe, option="--recipe")
+    try:
+        return override(base, values)
+    except UsageError as error:
+        raise UsageError(f"{path} is refused: {error.message}", hint=error.hint) from None
 
 
 def override(base: Recipe, values: Mapping[str, Any]) -> Recipe:
