@@ -14,7 +14,9 @@ from paceline.config.recipe import (
     is_recipe_file,
     override,
     override_by_run,
+    reached_share,
     read_recipe,
+    warm_up_length,
 )
 from paceline.errors import UsageError
 
@@ -125,3 +127,13 @@ def test_a_file_is_told_from_a_name(name: str, expected: bool) -> None:
 def test_values_without_a_meaning_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Recipe(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("steps", "share"), [(200, 1.0), (100, 1.0), (50, 0.5), (10, 0.1), (None, 1.0)])
+def test_a_short_run_reaches_a_share_of_the_peak(steps: int | None, share: float) -> None:
+    assert reached_share(50, steps) == pytest.approx(share)
+
+
+def test_the_warm_up_has_at_least_its_steps() -> None:
+    assert warm_up_length(Recipe(warmup_epochs=1.5, warmup_steps=20), steps_per_epoch=10) == 20
+    assert warm_up_length(Recipe(warmup_epochs=2.5, warmup_steps=20), steps_per_epoch=10) == 25

@@ -1,4 +1,4 @@
-"""Which command may continue an experiment, and what becomes of its record."""
+"""Continuing an experiment: the commands that may, and the record afterwards."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from batch_on_disk import STEP_S, TEST_ACCURACY, RunEnds, read_batch_sizes, write_batch_sizes
 from paceline.analysis.batch.sizes import BatchSizes
-from paceline.report.batch_verdict import next_command, sentences
+from paceline.report.batch_verdict import headline_sentence, next_command, sentences
 from paceline.report.page.batch import batch_plots, render_batch_sizes
 from paceline.report.tables.batch import write_batch_tables
 from paceline.report.terminal.batch import print_batch_sizes, to_json
@@ -190,6 +191,34 @@ def test_peak_learning_rates_are_shown_with_their_scaling(tmp_path: Path) -> Non
     assert "Peak learning rate" in render_batch_sizes(found)
     note = "The learning rate was scaled by sqrt, from 0.05 at batch 64 to 0.0707 at batch 128."
     assert note in found.warnings
+
+
+def test_a_learning_rate_that_short_runs_do_not_reach_is_said(tmp_path: Path) -> None:
+    path = write_batch_sizes(tmp_path / "e", lrs={64: 0.05, 128: 0.0707})
+    for file in path.glob("repeat-*/*/events.jsonl"):
+        is_large = int(file.parent.name) % 2 == 0  # Candidates alternate between the two sizes.
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            if line["event"] == "log":
+                line["lr"] = 0.01 if is_large else 0.05
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_batch_sizes(path)
+    assert {(point["batch"], point["lr"]) for point in to_json(found)["points"]} == {(64, 0.05), (128, 0.01)}
+    assert (
+        "Runs are too short for their warm-up, so the learning rate reaches only 0.01 in place of 0.0707 at batch 128. "
+        "Train for more epochs to compare accuracies."
+    ) in found.warnings
+
+
+def test_a_size_at_chance_level_is_not_recommended(tmp_path: Path) -> None:
+    accuracies = {("single", 64): 0.9, ("single", 128): 0.1, ("ddp", 64): 0.9, ("ddp", 128): 0.1}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", repeats=2, test_accuracy=accuracies))
+    assert found.best is not None
+    assert found.best.batch == 128
+    assert "its test accuracy is at chance level" in headline_sentence(found)
+    command = next_command(found)
+    assert command is not None
+    assert "--batch 64" in command
 
 
 def test_runs_tested_while_they_train_are_compared_by_test_accuracy_at_equal_time(tmp_path: Path) -> None:

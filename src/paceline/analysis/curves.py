@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.divergence import divergence_of
@@ -84,6 +84,11 @@ def learning_rate_curve(run: RunRecord) -> LearningRateCurve:
     """Return a run's learning rate, as far as it was recorded."""
     known = [pair for log in run.events_of(LogEvent) for pair in _rates_of(log)]
     return LearningRateCurve(steps=[step for step, _ in known], rates=[rate for _, rate in known])
+
+
+def highest_rate(runs: Iterable[RunRecord]) -> float | None:
+    """Return the highest learning rate that some runs reached; None if it was not recorded."""
+    return max((rate for run in runs for rate in learning_rate_curve(run).rates), default=None)
 
 
 def _rates_of(log: LogEvent) -> Iterator[tuple[int, float]]:

@@ -73,6 +73,28 @@ class Recipe:
         return self.lr * (ratio if self.scale_lr == "linear" else math.sqrt(ratio))
 
 
+class WarmUp(Protocol):
+    """Length of a warm-up, of a recipe or of a recorded one."""
+
+    @property
+    def warmup_epochs(self) -> float:
+        """Epochs in which the learning rate rises."""
+
+    @property
+    def warmup_steps(self) -> int:
+        """Least number of steps."""
+
+
+def warm_up_length(recipe: WarmUp, steps_per_epoch: float) -> int:
+    """Return the steps in which the learning rate rises to its peak."""
+    return max(math.ceil(recipe.warmup_epochs * steps_per_epoch), recipe.warmup_steps)
+
+
+def reached_share(warm_up: int, steps: float | None) -> float:
+    """Return the share of the peak that a run reaches: less than 1 if it is shorter than twice its warm-up."""
+    return 1.0 if steps is None or 2 * warm_up <= steps else steps / (2 * warm_up)
+
+
 OPTIMIZER_SETTINGS: Mapping[OptimizerName, Mapping[str, Any]] = {
     "sgd": {"lr": 0.02, "weight_decay": 1e-4, "momentum": 0.9, "scale_lr": "none"},
     "adamw": {"lr": 1e-3, "weight_decay": 0.01, "scale_lr": "sqrt"},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from paceline.analysis.batch.sizes import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit, counted_points
+from paceline.analysis.chance import chance_of
 from paceline.analysis.exclusions import ALTERNATIVES
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import (
@@ -48,13 +49,16 @@ def headline_sentence(found: BatchSizes) -> str:
     """Return the fastest point of all."""
     best = found.best
     if best is None:
-        return "No step was timed."
+        diverged = any(point.row.diverged for point in found.points)
+        return "No point can be recommended: all have diverged or failed." if diverged else "No step was timed."
     time = "" if best.epoch_s is None else f", an epoch in {seconds(best.epoch_s.value)}"
     price = _certain_price(found, _curve_of(found, best))
     cost = ""
     if price is not None:
         points, other = ACCURACY.write(price.difference.value), whole(price.accurate.batch)
         cost = f"; its test accuracy is {points} percentage points below that of batch {other} {length_phrase(found)}"
+    elif _is_at_chance(found, best):
+        cost = "; its test accuracy is at chance level"
     figures = f"{_rate(best)}{time}{cost}{_next_fastest(found, best)}"
     what = f"atch {whole(best.batch)} on {format_place(best)}"
     if best.row.exclusion is not None:
@@ -139,7 +143,7 @@ def point_outcome(point: BatchPoint) -> str:
 def next_command(found: BatchSizes) -> str | None:
     """Return the command that trains with the size from which larger ones no longer pay, on the fastest ranks.
 
-    If the fastest size certainly costs accuracy, it is the most accurate size.
+    If the fastest size certainly costs accuracy, or has learnt nothing, it is the most accurate size.
     """
     best = found.best
     if best is None:
@@ -147,6 +151,8 @@ def next_command(found: BatchSizes) -> str | None:
     curve = _curve_of(found, best)
     price = _certain_price(found, curve)
     chosen = price.accurate if price is not None else curve.enough or best
+    if _is_at_chance(found, chosen):
+        chosen = found.most_accurate(curve) or chosen
     design = msgspec.structs.replace(found.design, ranks=chosen.ranks, hosts=chosen.hosts)
     settings = {"strategy": chosen.strategy, "batch": chosen.batch}
     return train_command(found.record_set.config, design, settings)
@@ -171,6 +177,13 @@ def _certain_price(found: BatchSizes, curve: BatchCurve) -> _Price | None:
     if difference is None or difference.low is None or difference.spans(0):
         return None
     return _Price(accurate, difference)
+
+
+def _is_at_chance(found: BatchSizes, point: BatchPoint) -> bool:
+    """Whether the test accuracy of a point is one that guessing explains."""
+    chance = chance_of(entry.run for entry in found.record_set.runs)
+    accuracy = point.row.test_accuracy
+    return chance is not None and accuracy is not None and accuracy.value <= chance.most
 
 
 def _curve_of(found: BatchSizes, point: BatchPoint) -> BatchCurve:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from paceline.config.recipe import Recipe, ScheduleName
+from paceline.config.recipe import Recipe, ScheduleName, reached_share, warm_up_length
 from paceline.errors import WorkloadError
 from paceline.workloads.workload import Workload
 
@@ -34,10 +34,10 @@ def learning_rate_factor(recipe: Recipe, step: int, steps: float | None, steps_p
     `steps` is the length of the run, if known. In a run of less than twice the warm-up, the learning rate rises at the
     same rate until half of the run, and falls from there: a short run must not take larger steps sooner.
     """
-    rising = max(math.ceil(recipe.warmup_epochs * steps_per_epoch), recipe.warmup_steps)
-    top = 1.0
-    if steps is not None and 2 * rising > steps:
-        top, rising = steps / (2 * rising), int(steps // 2)
+    rising = warm_up_length(recipe, steps_per_epoch)
+    top = reached_share(rising, steps)
+    if steps is not None and top < 1:
+        rising = int(steps // 2)
     if step < rising:
         return top * (step + 1) / (rising + 1)
     if steps is None:

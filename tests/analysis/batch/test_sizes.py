@@ -132,7 +132,7 @@ def test_the_fastest_size_and_where_it_stops_paying(found: BatchSizes) -> None:
 
 
 def test_a_smaller_size_is_enough_within_five_per_cent(tmp_path: Path) -> None:
-    """Where the time per sample is constant, all sizes are equally fast."""
+    """All sizes are equally fast if the time per sample is constant."""
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e", sizes=(32, 160), ranks=(2,), trains=False))
     (curve,) = found.curves
     assert curve.enough is not None

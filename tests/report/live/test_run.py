@@ -373,3 +373,23 @@ def test_the_remaining_time_counts_evaluations(folder: RunFolder, monkeypatch: p
     live_run.catch_up()
     assert shown[-1].low_s <= 61 <= shown[-1].high_s
     assert shown[-1].low_s > 30
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (24, "shorter than twice its warm-up of 50 steps, so the learning rate reaches only 0.024; train longer, or"),
+        (100, ""),
+        (None, ""),
+    ],
+)
+def test_a_run_that_is_too_short_for_its_warm_up_says_so(folder: RunFolder, steps: int | None, text: str) -> None:
+    screen, out = console()
+    described = topology(recipe=recipe(warmup_steps=50))
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write(ConfigEvent(**asdict(described)))
+        events.write(StartEvent(steps=steps, steps_per_epoch=12, dropped=0))
+        events.close()
+    assert ("twice its warm-up" in out.getvalue()) == bool(text)
+    assert text in " ".join(out.getvalue().split())

@@ -25,7 +25,7 @@ from paceline.analysis.comparison import (
     converging_runs,
     is_tested_in_training,
 )
-from paceline.analysis.curves import result_at, validation_curve
+from paceline.analysis.curves import highest_rate, result_at, validation_curve
 from paceline.analysis.decision import ERROR_RATE
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes
@@ -36,13 +36,16 @@ from paceline.analysis.statistics import (
     estimate_times,
 )
 from paceline.errors import OutOfMemory, RecordError
-from paceline.formatting import short, whole
+from paceline.formatting import join_names, short, whole
 from paceline.records import RunRecord
 from paceline.records.events import FailureEvent, events_of
 from paceline.records.experiment import BatchDesign, Candidate, CandidatePoint
 
 WITHIN = 0.05
 """Share of the highest samples per second that a smaller batch may lose and still count as large enough."""
+REACHED = 0.9
+"""Share of the peak learning rate below which a run counts as too short for its warm-up: the last step of a warm-up is
+slightly below the peak."""
 BUSY = 0.9
 """Share of the usable cores from which the processor counts as fully used."""
 Limit = Literal["compute", "communication", "data", "other"]
@@ -327,7 +330,7 @@ class _BatchMeasurements:
             mfu=mfu,
             cpu_cores=estimate_levels(_known(map(_busy_cores, records))),
             cpu_share=estimate_levels(_known(self._busy_share(run) for run in records)),
-            lr=records[0].topology.lr if records and self.design.trains else None,
+            lr=_reached_rate(records) if self.design.trains else None,
             end_loss=estimate_levels(_known(own and own.loss for own in ends)),
             end_accuracy=estimate_shares(_known(own and own.accuracy for own in ends)),
             equal_time_loss=_losses(at_equal_time),
@@ -474,7 +477,27 @@ def _notes(points: Sequence[BatchPoint], design: BatchDesign, record_set: Record
     shared = dict.fromkeys(point.oversubscribed for point in points if point.oversubscribed)
     notes = [*design.left_out, *[f"{reason}, so no speed-up is reported for them." for reason in shared]]
     notes += placement_notes(design, [(point.hosts, point.ranks_per_host) for point in points])
-    return notes + _learning_rate_notes(points, record_set)
+    return [*notes, *_learning_rate_notes(points, record_set), *_short_runs(points, record_set)]
+
+
+def _reached_rate(records: Sequence[RunRecord]) -> float | None:
+    """Return the highest learning rate of a point; that of its recipe if only that was recorded."""
+    return highest_rate(records) or (records[0].topology.lr if records else None)
+
+
+def _short_runs(points: Sequence[BatchPoint], record_set: RecordSet) -> list[str]:
+    """Return a sentence on sizes whose runs are too short for the peak learning rate of the recipe."""
+    found: dict[int, str] = {}
+    for point in points:
+        planned = next((run.topology.lr for run in record_set.runs_of(point.candidate.name).values()), None)
+        if point.lr is not None and planned is not None and point.lr < REACHED * planned:
+            found[point.batch] = f"{short(point.lr, 3)} in place of {short(planned, 3)} at batch {whole(point.batch)}"
+    if not found:
+        return []
+    return [
+        f"Runs are too short for their warm-up, so the learning rate reaches only {join_names(list(found.values()))}. "
+        "Train for more epochs to compare accuracies."
+    ]
 
 
 def _learning_rate_notes(points: Sequence[BatchPoint], record_set: RecordSet) -> list[str]:

@@ -180,7 +180,8 @@ TRAINING_FIGURES: tuple[Figure[Any], ...] = (
         key="lr",
         heading="Peak learning rate",
         format=LOSS,
-        definition="Highest learning rate of a run, scaled to the batch by the rule of its recipe (--scale-lr).",
+        definition="Highest learning rate that a run reached, scaled to the batch by the rule of its recipe "
+        "(--scale-lr). A run of less than twice its warm-up does not reach the peak of the recipe.",
         terminal=InTerminal("peak lr", 8),
     ),
     _estimate(

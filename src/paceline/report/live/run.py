@@ -23,6 +23,7 @@ from rich.progress import (
 
 from paceline.analysis.core_sharing import sharing_in_run, sharing_sentence
 from paceline.analysis.remaining_time import Part, RemainingTime, TimeEstimator
+from paceline.config.recipe import reached_share, warm_up_length
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.errors import RecordError
 from paceline.formatting import count, number, percent, plural, short, whole
@@ -145,6 +146,7 @@ class LiveRun(FolderFollower):
         self._log_every = 1
         self._total: int | None = None
         self._lr: float | None = None
+        self._topology: Topology | None = None
         self._evaluated_step: int | None = None
         """Step of the last evaluation that was printed."""
         self._estimator = TimeEstimator()
@@ -212,7 +214,7 @@ class LiveRun(FolderFollower):
             self._progress.console.print(text, highlight=False, soft_wrap=True)
 
     def _on_config(self, event: ConfigEvent) -> None:
-        self._log_every = event.log_every
+        self._log_every, self._topology = event.log_every, event
         self._read_settings()
         self._print(configuration_line(event))
         slowed = format_slow_ranks(parse_slow_ranks(event.slow_rank))
@@ -233,8 +235,22 @@ class LiveRun(FolderFollower):
     def _on_start(self, event: StartEvent) -> None:
         self._total, self._epoch_steps = event.steps, event.steps_per_epoch
         self._progress.update(self._task, description="training", total=self._total)
+        self._note_short_run(event)
         if event.dropped:
             self._print(f"each epoch leaves out {plural(event.dropped, 'sample')}, too few for a batch on all ranks")
+
+    def _note_short_run(self, event: StartEvent) -> None:
+        """Print the learning rate that a run reaches, if it is too short for the peak of its recipe."""
+        recipe = None if self._topology is None else self._topology.recipe
+        if self._topology is None or recipe is None or not recipe.schedule or self._topology.lr is None:
+            return
+        rising = warm_up_length(recipe, event.steps_per_epoch or 0)
+        share = reached_share(rising, event.steps)
+        if share < 1:
+            self._print(
+                f"the run is shorter than twice its warm-up of {plural(rising, 'step')}, so the learning rate reaches "
+                f"only {short(share * self._topology.lr, 3)}; train longer, or shorten it with --warmup-epochs"
+            )
 
     def _on_log(self, event: LogEvent) -> None:
         self._lr = event.lr

@@ -62,7 +62,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     """Yield which distributed strategy is fastest, as far as that is certain."""
     decision = comparison.decision
     if decision.first is None:
-        yield "No candidate was timed, so there is none to pick."
+        yield _nothing_to_pick(comparison)
         return
     if not comparison.computes_same:
         yield f"No candidate computes the same as one process: {_fastest_of_others(comparison)}."
@@ -71,8 +71,7 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     assert first.step_s is not None
     same = " that computes the same" if _has_excluded(comparison) else ""
     if decision.second is None:
-        alone = "no other candidate computes the same" if same else "there is nothing to compare it with"
-        yield f"{decision.first} takes {seconds(first.step_s.value)} per step; {alone}."
+        yield f"{decision.first} takes {seconds(first.step_s.value)} per step; {_why_alone(comparison)}."
         return
     assert decision.ratio is not None
     assert decision.level is not None
@@ -103,6 +102,23 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             f"interval ({interval(ratio.low, ratio.high, FACTOR)}, {repeats}) includes equal speed (differences below "
             "1% count as none). More repeats or longer runs may decide it."
         )
+
+
+def _nothing_to_pick(comparison: Comparison) -> str:
+    """Return why no candidate can be recommended."""
+    if any(row.diverged or row.is_stopped_by_divergence for row in comparison.rows):
+        return "All candidates have diverged or failed, so there is none to pick."
+    return "No candidate was timed, so there is none to pick."
+
+
+def _why_alone(comparison: Comparison) -> str:
+    """Return why the fastest candidate is compared with no other distributed one, as a clause."""
+    others = [row for row in comparison.rows if row.candidate.role == "candidate"]
+    if any(row.is_stopped_by_divergence or row.exclusion == "diverged" for row in others):
+        return "it is the only candidate that has not diverged"
+    if _has_excluded(comparison):
+        return "no other distributed candidate computes the same"
+    return "no other distributed candidate was measured"
 
 
 def _has_excluded(comparison: Comparison) -> bool:
