@@ -116,6 +116,29 @@ def test_a_scheduler_is_given_the_length_only_where_it_is_known() -> None:
     assert given == [None, 30]
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _, __: None, "scheduler(optimizer, steps) returned a NoneType."),
+        (lambda _: None, "scheduler(optimizer, steps) failed: TypeError"),
+        (lambda own, steps: torch.optim.lr_scheduler.OneCycleLR(own, 0.1, total_steps=steps), "failed: ValueError"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_made_is_an_error_of_the_workload(make: Any, message: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    with pytest.raises(WorkloadError) as caught:
+        make_learning_rate(
+            blobs(scheduler=make, recipe=Recipe()), optimizer, 10, lambda _: None, total=None, has_end=True
+        )
+    assert message in caught.value.message
+    assert "torch.optim.lr_scheduler" in str(caught.value.hint)
+
+
+def test_a_recipe_of_another_type_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="`recipe` is a dict, not a Recipe"):
+        blobs(recipe={"lr": 0.1})
+
+
 # The workload's own scheduler, and real runs.
 
 

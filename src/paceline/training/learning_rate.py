@@ -94,6 +94,28 @@ class SchedulerRate:
             self._step += 1
 
 
+def _make_scheduler(
+    make: Callable[[torch.optim.Optimizer, int | None], torch.optim.lr_scheduler.LRScheduler],
+    optimizer: torch.optim.Optimizer,
+    total: int | None,
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return the scheduler of a workload; raise if it cannot be made."""
+    length = "the length of the run is unknown, so steps is None" if total is None else f"steps is {total}"
+    try:
+        made = make(optimizer, total)
+    except Exception as error:
+        raise WorkloadError(
+            f"the workload's scheduler(optimizer, steps) failed: {type(error).__name__}: {error}",
+            hint=f"{length}; return a scheduler of torch.optim.lr_scheduler",
+        ) from None
+    if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        raise WorkloadError(
+            f"the workload's scheduler(optimizer, steps) returned a {type(made).__name__}.",
+            hint="return a scheduler of torch.optim.lr_scheduler",
+        )
+    return made
+
+
 def make_learning_rate(
     workload: Workload,
     optimizer: torch.optim.Optimizer,
@@ -111,7 +133,7 @@ def make_learning_rate(
     recipe = workload.recipe
     assert recipe is not None, "load_workload() sets the recipe"
     if workload.scheduler is not None:
-        return SchedulerRate(workload.scheduler(optimizer, total))
+        return SchedulerRate(_make_scheduler(workload.scheduler, optimizer, total))
     if (recipe.schedule != "constant" and not has_end) or (recipe.warmup_epochs and steps_per_epoch is None):
         what = f"the schedule {recipe.schedule}" if recipe.schedule != "constant" else "warm-up"
         raise WorkloadError(

@@ -63,6 +63,10 @@ class Workload:
                 f"the model is a {type(self.model).__name__}, not a torch.nn.Module.",
                 hint="set `model` to a torch.nn.Module",
             )
+        if self.recipe is not None and not isinstance(self.recipe, Recipe):
+            raise WorkloadError(
+                f"`recipe` is a {type(self.recipe).__name__}, not a Recipe.", hint="use recipe=paceline.Recipe(…)"
+            )
         _check_data("training", self.train)
         if self.test is not None:
             _check_data("test", self.test)
