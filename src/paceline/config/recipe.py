@@ -18,6 +18,8 @@ ScaleRule = Literal["linear", "sqrt", "none"]
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 SHARE = Bound("0 or more, and less than 1", lambda value: 0 <= value < 1)
 FILE_SUFFIX = ".toml"
+MOMENTUM_OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "lars", "muon")
+NESTEROV_OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "lars")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.nesterov and self.optimizer not in ("sgd", "lars"):
+        if self.nesterov and self.optimizer not in NESTEROV_OPTIMIZERS:
             raise UsageError(
                 f"{self.optimizer} has no Nesterov momentum.", hint="leave out nesterov, or use sgd or lars"
             )
@@ -122,9 +124,14 @@ def is_recipe_file(name: str) -> bool:
     return name.endswith(FILE_SUFFIX) or "/" in name
 
 
+def settings_of_file(path: str) -> dict[str, Any]:
+    """Return the settings that a recipe file gives."""
+    return read_toml(Path(path), Recipe, option="--recipe")
+
+
 def read_recipe(path: str, base: Recipe) -> Recipe:
     """Return the recipe of a TOML file; settings that it leaves out are those of `base`."""
-    values = read_toml(Path(path), Recipe, option="--recipe")
+    values = settings_of_file(path)
     try:
         return override(base, values)
     except UsageError as error:

@@ -33,12 +33,12 @@ class RunConfig:
 
     workload: str = setting("cnn", positional=True)
     """Workload to train: cnn, vgg11, resnet18, or your own as my_module:make_workload (imported from this folder)."""
-    data: str = "digits"
+    data: str = setting("digits", replaced_by="train")
     """Data set of the built-in models: digits, synthetic, cifar10 or svhn; options as in synthetic:size=5000
     or svhn:extra=true, which adds the 531,131 images of SVHN's extra set."""
     data_dir: str = setting("", compared=False, per_host=True, may_change=True)
     """Folder for downloaded data sets [default: the user's cache folder]."""
-    augment: bool = True
+    augment: bool = setting(True, replaced_by="train")
     """Augment with random crops and flips, if the data set defines them."""
     strategy: str = setting(
         DEFAULT_STRATEGY, fixed="name strategies with --strategies a,b", compared=False, unused_by=("compare", "scale")
@@ -64,34 +64,34 @@ class RunConfig:
     recipe: str = setting("", compared=False)
     """Recipe to train by: default, classic (the settings of the published experiments), or a TOML file with any of the
     settings from --optimizer to --precision [default: the workload's own]."""
-    optimizer: OptimizerName | None = None
-    """Optimiser: sgd, adamw, lars, lamb or muon [default: the recipe's]. Ignored if the workload defines its own."""
-    lr: float | None = setting(None, bound=NOT_NEGATIVE)
+    optimizer: OptimizerName | None = setting(None, replaced_by="optimizer")
+    """Optimiser: sgd, adamw, lars, lamb or muon [default: the recipe's]. Refused if the workload defines its own."""
+    lr: float | None = setting(None, bound=NOT_NEGATIVE, replaced_by="optimizer")
     """Peak learning rate, used as given unless --scale-lr is given too [default: the recipe's, scaled to the batch]."""
-    scale_lr: ScaleRule | None = None
+    scale_lr: ScaleRule | None = setting(None, replaced_by="optimizer")
     """Scale the learning rate by global batch ÷ reference batch (linear), by its square root (sqrt), or not (none)
     [default: the recipe's]."""
-    reference_batch: int | None = setting(None, bound=POSITIVE)
+    reference_batch: int | None = setting(None, bound=POSITIVE, replaced_by="optimizer")
     """Global batch that the learning rate is meant for [default: the recipe's]."""
-    momentum: float | None = setting(None, bound=SHARE)
+    momentum: float | None = setting(None, bound=SHARE, replaced_by="optimizer")
     """Momentum of SGD, LARS and Muon [default: the recipe's]."""
-    nesterov: bool | None = None
+    nesterov: bool | None = setting(None, replaced_by="optimizer")
     """Use Nesterov momentum, with SGD or LARS [default: the recipe's]."""
-    weight_decay: float | None = setting(None, bound=NOT_NEGATIVE)
+    weight_decay: float | None = setting(None, bound=NOT_NEGATIVE, replaced_by="optimizer")
     """Weight decay [default: the recipe's]."""
-    schedule: ScheduleName | None = None
+    schedule: ScheduleName | None = setting(None, replaced_by="scheduler")
     """Learning rate after warm-up: constant, step (÷ 10 at half and at three quarters of the run), cosine or triangular
     (to 0 along a cosine or a straight line) [default: the recipe's]."""
-    warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE)
+    warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler")
     """Epochs in which the learning rate rises linearly from 0. In a run of less than twice as many epochs it rises as
     fast for half of the run, to a lower peak [default: the recipe's]."""
-    warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE)
+    warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler")
     """Least number of steps of warm-up [default: the recipe's; 0 if --warmup-epochs is given]."""
     label_smoothing: float | None = setting(None, bound=SHARE)
     """Share of probability that the training loss spreads over all classes [default: the recipe's]."""
     cutout: int | None = setting(None, bound=NOT_NEGATIVE)
-    """Side of a square, in pixels, that is cut out of each training image at a random place, where the data set is
-    augmented [default: the recipe's]."""
+    """Side of a square, in pixels, that is cut out of each training image at a random place; only for data sets with
+    augmentation [default: the recipe's]."""
     zero_gamma: bool | None = None
     """Start the last BatchNorm of each residual block with weight 0 [default: the recipe's]."""
     clip_norm: float | None = setting(None, bound=POSITIVE, unused_by=("doctor",))

@@ -20,6 +20,8 @@ from paceline.errors import UsageError, wrong_choice
 CommandName = Literal["compare", "scale", "batch", "doctor"]
 """Commands that use only some settings of a run; `train` uses all."""
 ScriptUse = Literal["own", "same", "varied", "attach"]
+WorkloadPart = Literal["train", "optimizer", "scheduler"]
+"""Parts of a user's workload that take the place of settings; names of fields of `Workload`."""
 MetadataT = ParamSpec("MetadataT")
 DefaultT = TypeVar("DefaultT")
 METADATA_KEY = "setting"
@@ -66,6 +68,8 @@ class Setting:
     """Whether it is an argument on the command line, not an option."""
     in_place_of: str = ""
     """Setting of the same config that this one gives in another way; giving one clears the other."""
+    replaced_by: WorkloadPart | None = None
+    """Part of a user's workload that takes its place, so that it has no effect if the workload has that part."""
     numbers: bool = False
     """Whether its text is a list of numbers, as in 1,2,4; a TOML file may then hold a number or a list."""
 

@@ -12,12 +12,16 @@ from paceline.errors import UsageError, unknown_name
 from paceline.strategies import registry
 from paceline.user_code import check_module
 from paceline.workloads import data
+from paceline.workloads.given_settings import check_built_in, check_recipe
 from paceline.workloads.names import MODEL_NAMES, is_user_workload
 from paceline.workloads.recipes import choose_recipe
 
 
 def check_names(config: RunConfig) -> None:
-    """Raise for an unknown workload, strategy or recipe; the error suggests the nearest known name."""
+    """Raise for an unknown workload, strategy or recipe, and for settings that have no effect on a built-in workload.
+
+    The error suggests the nearest known name.
+    """
     if is_user_workload(config.workload):
         check_module(config.workload.partition(":")[0])
     elif config.workload not in MODEL_NAMES:
@@ -28,6 +32,9 @@ def check_names(config: RunConfig) -> None:
     else:
         registry.find(name)
     choose_recipe(config)
+    if not is_user_workload(config.workload):  # Of a user's workload, its own recipe is known once it is loaded.
+        check_recipe(config)
+        check_built_in(config)
 
 
 def prepare_data(config: RunConfig) -> None:

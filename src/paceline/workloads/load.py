@@ -16,6 +16,7 @@ from paceline.errors import PacelineError, UsageError, WorkloadError, unknown_na
 from paceline.user_code import check_module, import_module
 from paceline.workloads import data
 from paceline.workloads.data.images import ImageSet
+from paceline.workloads.given_settings import check_built_in, check_recipe, check_replaced
 from paceline.workloads.models import MODELS
 from paceline.workloads.names import MODEL_NAMES, is_user_workload
 from paceline.workloads.random_state import seed_everything
@@ -35,6 +36,7 @@ def seed_imports(config: RunConfig) -> None:
 def load_workload(config: RunConfig) -> Workload:
     """Return the workload of a run; it is the same on all ranks, and its random numbers depend only on the seed."""
     workload = _load_user(config) if is_user_workload(config.workload) else _load_built_in(config)
+    check_recipe(config, workload.recipe)
     return _with_recipe(workload, choose_recipe(config, workload.recipe))
 
 
@@ -58,6 +60,7 @@ def _load_built_in(config: RunConfig) -> Workload:
     seed_everything(config.seed)
     if config.workload not in MODELS:
         raise unknown_name("workload", config.workload, MODEL_NAMES)
+    check_built_in(config)
     train, test = data.load(config.data, data_dir=data.data_dir(config.data_dir))
     is_augmented = config.augment and (train.crop_padding > 0 or train.flip)
     train = (
@@ -99,6 +102,8 @@ def _load_user(config: RunConfig) -> Workload:
         raise WorkloadError(
             f"{config.workload}() returned a {type(made).__name__}, not a Workload.", hint="return paceline.Workload(…)"
         )
+    if not _takes_config(make):
+        check_replaced(config, made)
     return made if made.name else replace(made, name=config.workload)
 
 

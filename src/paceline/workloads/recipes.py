@@ -61,8 +61,7 @@ def choose_recipe(config: RunConfig, own: Recipe | None = None) -> Recipe:
 
     `own` is the recipe that a user's workload brings.
     """
-    named = {DEFAULT: own or Recipe()} if is_user_workload(config.workload) else RECIPES.get(config.workload, {})
-    base = named.get(DEFAULT, Recipe())
+    named, base = _named(config, own), base_recipe(config, own)
     if is_recipe_file(config.recipe):
         base = read_recipe(config.recipe, base)
     elif config.recipe:
@@ -70,6 +69,15 @@ def choose_recipe(config: RunConfig, own: Recipe | None = None) -> Recipe:
             raise _unknown_recipe(config, named)
         base = named[config.recipe]
     return override_by_run(base, config)
+
+
+def base_recipe(config: RunConfig, own: Recipe | None = None) -> Recipe:
+    """Return the recipe that a recipe file changes: the workload's default."""
+    return _named(config, own).get(DEFAULT, Recipe())
+
+
+def _named(config: RunConfig, own: Recipe | None) -> Mapping[str, Recipe]:
+    return {DEFAULT: own or Recipe()} if is_user_workload(config.workload) else RECIPES.get(config.workload, {})
 
 
 def with_recipe(config: RunConfig, recipe: Recipe) -> RunConfig:

@@ -11,7 +11,7 @@ the registry.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import platformdirs
 
@@ -25,11 +25,14 @@ from paceline.workloads.data.synthetic import Synthetic
 if TYPE_CHECKING:  # torch takes a second to import, and `prepare` does not need it
     from paceline.workloads.data.images import ImageSet
 
-__all__ = ["REGISTRY", "DataSet", "check", "default_data_dir", "load", "prepare"]
+__all__ = ["REGISTRY", "DataSet", "check", "default_data_dir", "is_augmented", "load", "prepare"]
 
 
 class DataSet(Protocol):
     """Data set with its options: a dataclass, which `specs.build` creates from the user's text."""
+
+    augmented: ClassVar[bool]
+    """Whether its training images are augmented."""
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
         """Check the files in `data_dir` and download missing ones, without importing torch."""
@@ -51,6 +54,11 @@ REGISTRY: dict[str, type[DataSet]] = {
 def check(spec: str) -> None:
     """Raise if the name or an option of a data set is unknown; files are not read."""
     _parse(spec)
+
+
+def is_augmented(spec: str) -> bool:
+    """Whether the training images of `spec` are augmented."""
+    return _parse(spec).augmented
 
 
 def prepare(spec: str, *, data_dir: Path, progress: bool = True) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ _FILE_BYTES = 10_000 * _ROW_BYTES
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cifar10:
     """CIFAR-10: photos in ten classes, 3x32x32; 50,000 for training (cropped, flipped), 10,000 for testing."""
+
+    augmented: ClassVar[bool] = True
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
         """Check the six files; extract missing ones from the archive, which is downloaded if necessary."""

@@ -6,7 +6,7 @@ import hashlib
 import lzma
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ MEAN, STD = 0.3052, 0.3241
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digits:
     """Handwritten digits, 8x8 scaled up to 3x32x32: 1,437 for training, every fifth one (360) for testing."""
+
+    augmented: ClassVar[bool] = False
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
         """Do nothing: the file is part of the package."""

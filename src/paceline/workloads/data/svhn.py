@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ EXTRA = Remote(url="http://ufldl.stanford.edu/housenumbers/extra_32x32.mat", md5
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Svhn:
     """Street View House Numbers, 3x32x32: 73,257 for training (cropped), 26,032 for testing."""
+
+    augmented: ClassVar[bool] = True
 
     extra: bool = False
     """Train also on the 531,131 easier samples, which follow the others."""

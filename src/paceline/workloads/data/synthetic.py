@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ class Synthetic:
     A pattern is a 4x4 grid per channel, scaled up. The noise is on the same grid: noise of single pixels would average
     out over an image, and any model would separate the classes without errors.
     """
+
+    augmented: ClassVar[bool] = False
 
     size: int = 10_000
     """Images for training."""
