@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> BatchSizes:
 
 def test_the_verdict_names_sizes_limits_and_prices(found: BatchSizes) -> None:
     assert sentences(found) == [
-        "Batch 160 on 2 ranks (ddp) trains fastest: 2,000 samples per second, an epoch in 320.00 ms.",
+        "Batch 160 on 2 ranks × 1 thread (ddp) trains fastest: 2,000 samples per second, an epoch in 320.00 ms.",
         "single on 1 rank: batch 128 trains fastest, 800 samples per second, 1.25× (1.25–1.25) as fast as batch 64; it "
         "is the largest that was measured.",
         "single on 1 rank: memory limits the batch: 160 ran out of memory, after 400.00 MB on a rank at batch 128.",
@@ -61,7 +61,7 @@ def test_the_next_command_trains_with_the_size_that_pays(found: BatchSizes, tmp_
 def test_a_fast_size_that_costs_accuracy_is_not_suggested(tmp_path: Path) -> None:
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e"))
     assert sentences(found)[0] == (
-        "Batch 128 on 2 ranks (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its test accuracy "
+        "Batch 128 on 2 ranks × 1 thread (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its test accuracy "
         "is 5.0 percentage points below that of batch 64 at equal epochs."
     )
     assert next_command(found) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 64"
@@ -123,7 +123,9 @@ def test_a_faster_strategy_that_does_not_compute_the_same_stands_beside_the_head
     path = write_batch_sizes(tmp_path / "e", lossy=["topk"], step_s=step_s, test_accuracy=TEST_ACCURACY | accuracies)
     found = read_batch_sizes(path)
     headline, beside = sentences(found)[:2]
-    assert headline.startswith("Batch 128 on 2 ranks (ddp) is the fastest that computes the same as one process: ")
+    assert headline.startswith(
+        "Batch 128 on 2 ranks × 1 thread (ddp) is the fastest that computes the same as one process: "
+    )
     assert beside.startswith("topk on 2, batch 128 is 1.25× as fast as ddp on 2, batch 128 (")
     assert "but does not compute the same: it does not train with the mean gradient." in beside
     assert "Its test accuracy is 6.0 percentage points lower than that of ddp on 2, batch 128 (" in beside

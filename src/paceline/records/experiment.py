@@ -141,12 +141,14 @@ class ScaleShape(Struct, frozen=True, kw_only=True):
 class PointsDesign(Design, frozen=True, kw_only=True):
     """Design of an experiment whose candidates are points: strategies on several shapes of ranks."""
 
-    may_change: ClassVar[frozenset[str]] = Design.may_change | {"requested_ranks_per_host"}
+    may_change: ClassVar[frozenset[str]] = Design.may_change | {"requested_ranks_per_host", "single_threads"}
 
     shapes: list[ScaleShape]
     strategies: list[str]
     requested_ranks_per_host: list[PositiveCount]
     """Value of `--ranks-per-host`; empty if it was not given."""
+    single_threads: PositiveCount | None = None
+    """Compute threads of `single`, which has what one host has; None in records of older versions."""
     machines: list[Count]
     """Number of the machine of each host: hosts on one machine share its cores."""
     machine_cores: Positive

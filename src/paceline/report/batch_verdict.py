@@ -60,7 +60,7 @@ def headline_sentence(found: BatchSizes) -> str:
     elif _is_at_chance(found, best):
         cost = "; its test accuracy is at chance level"
     figures = f"{_rate(best)}{time}{cost}{_next_fastest(found, best)}"
-    what = f"atch {whole(best.batch)} on {format_place(best)}"
+    what = f"atch {whole(best.batch)} on {format_place(best, threads=found.threads_differ)}"
     if best.row.exclusion is not None:
         return f"No point can be recommended; b{what}, {REMARKS[best.row.exclusion]}, trains fastest: {figures}."
     if any(point.rate > best.rate and point.row.exclusion in ALTERNATIVES for point in found.points):
@@ -80,7 +80,7 @@ def _next_fastest(found: BatchSizes, best: BatchPoint) -> str:
     ratio = None if second is None else found.ratio_of_chosen(best, second, len(counted))
     if second is None or ratio is None or not spans_one(ratio):
         return ""
-    where = f"batch {whole(second.batch)} on {format_place(second)}"
+    where = f"batch {whole(second.batch)} on {format_place(second, threads=found.threads_differ)}"
     return f"; no measurable difference in speed from {where}, {format_ratio(ratio)}"
 
 
@@ -117,10 +117,11 @@ def length_phrase(found: BatchSizes) -> str:
     return "at equal time" if config.get("epochs") is None else "at the end"
 
 
-def format_place(point: BatchPoint) -> str:
-    """Format the ranks of a point and its strategy, as "2 ranks (ddp)"."""
+def format_place(point: BatchPoint, *, threads: bool = False) -> str:
+    """Format the ranks of a point and its strategy, as "2 ranks (ddp)"; with `threads`, "2 ranks × 1 thread (ddp)"."""
     over = f" over {plural(point.hosts, 'host')}" if point.hosts > 1 else ""
-    return f"{plural(point.ranks, 'rank')}{over} ({point.strategy})"
+    each = f" × {plural(point.threads, 'thread')}" if threads and point.threads is not None else ""
+    return f"{plural(point.ranks, 'rank')}{each}{over} ({point.strategy})"
 
 
 def format_curve(curve: BatchCurve) -> str:

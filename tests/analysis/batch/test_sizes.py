@@ -264,3 +264,29 @@ def test_test_results_at_equal_time_are_those_of_the_last_evaluation_by_then(tmp
     assert value(other.equal_time_test_loss) == pytest.approx(2.1)
     without = read_batch_sizes(write_batch_sizes(tmp_path / "without"))
     assert at(without, "ddp", 64).equal_time_test_accuracy is None
+
+
+NOTE = (
+    "single had 2 cores, each of several ranks has 1 core: the speed-up is one over different cores per rank. "
+    "Set --threads to give every rank as many."
+)
+
+
+def test_a_speed_up_over_a_process_with_more_cores_is_noted(tmp_path: Path) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e"))
+    assert [(point.ranks, point.threads) for point in found.points] == [(1, 2), (1, 2), (2, 1), (2, 1)]
+    assert found.threads_differ
+    assert found.warnings.count(NOTE) == 1, "one note for all points"
+    gains = [point.over_fewest for point in found.points if point.ranks == 2]
+    assert all(gain is not None and gain.unequal_cores for gain in gains)
+
+
+def test_a_speed_up_over_as_many_cores_is_not_noted(tmp_path: Path) -> None:
+    path = write_batch_sizes(tmp_path / "e")
+    for file in path.rglob("run.json"):
+        file.write_text(file.read_text().replace('"threads": 2', '"threads": 1'))
+    found = read_batch_sizes(path)
+    assert {point.threads for point in found.points} == {1}
+    assert not found.threads_differ
+    assert NOTE not in found.warnings
+    assert all(point.over_fewest is None or not point.over_fewest.unequal_cores for point in found.points)

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -19,7 +21,8 @@ from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
 from paceline.records.events import StartEvent
 from paceline.records.parity import Parity
 from paceline.report.live.live_table import LiveTable, format_plan, format_proof
-from run_models import compare_design
+from paceline.report.live.scaling_table import format_points_plan
+from run_models import batch_design, compare_design
 
 DESIGN = compare_design(repeats=3, max_repeats=10, batch=256)
 CANDIDATES = ["single", "ddp"]
@@ -135,3 +138,17 @@ def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path)
     assert "3/7" in output
     assert "repeat 2 of 3–10, 15–60 s to go" in output
     assert "2/2" in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "threads"),
+    [
+        ({"single_threads": 2}, "1 and 2 ranks × 1 thread (single: 2 threads)"),
+        ({"single_threads": 1}, "1 and 2 ranks × 1 thread"),
+        ({"single_threads": None}, "1 and 2 ranks × 1 thread"),
+        ({"single_threads": 2, "strategies": ["ddp"]}, "1 and 2 ranks × 1 thread"),
+    ],
+)
+def test_the_plan_of_points_names_other_threads_of_single(changes: dict[str, Any], threads: str) -> None:
+    line = format_points_plan(batch_design(**changes), "batches 64 and 128", RunConfig(steps=20))
+    assert threads in line.split(" · ")

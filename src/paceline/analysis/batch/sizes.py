@@ -28,7 +28,7 @@ from paceline.analysis.comparison import (
 from paceline.analysis.curves import highest_rate, result_at, validation_curve
 from paceline.analysis.decision import ERROR_RATE
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes
+from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes, unequal_cores
 from paceline.analysis.statistics import (
     Estimate,
     estimate_levels,
@@ -59,10 +59,8 @@ class BatchGain:
     """Name of the baseline."""
     speed_up: Estimate
     """Samples per second ÷ those of the baseline, paired by repeat."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the gain as JSON values."""
-        return {"baseline": self.baseline, "speed_up": self.speed_up.to_dict()}
+    unequal_cores: str
+    """Phrase on the cores of the baseline, where they are not those of each rank; empty if they are."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,8 @@ class BatchPoint:
     batch: int
     """Global batch."""
     batch_per_rank: float
+    threads: int | None
+    """Compute threads of each rank; None if no run was recorded."""
     epoch_s: Estimate | None
     epoch_without_data_s: Estimate | None
     """Time of an epoch minus the time in which batches are loaded."""
@@ -250,6 +250,11 @@ class BatchSizes:
         """Whether the times per epoch, which are treated alike at all points, are extrapolated."""
         return any(point.epoch_s and not point.epoch_is_measured for point in self.points)
 
+    @property
+    def threads_differ(self) -> bool:
+        """Whether ranks of some points have more compute threads than those of others."""
+        return len({point.threads for point in self.points if point.threads is not None}) > 1
+
     def accuracy_difference(self, one: BatchPoint, other: BatchPoint) -> Estimate | None:
         """Return the test accuracy of one point minus that of another, paired by seed, from 3 seeds or more."""
         return accuracy_gain(self.record_set, one.candidate.name, other.candidate.name)
@@ -315,6 +320,7 @@ class _BatchMeasurements:
             ranks_per_host=point.ranks_per_host,
             batch=point.batch,
             batch_per_rank=point.batch_per_rank,
+            threads=records[0].topology.threads if records else None,
             epoch_s=estimate_times([time.seconds for time in epochs]),
             epoch_without_data_s=_part(epochs, lambda time: time.without_data_s),
             epoch_data_s=_part(epochs, lambda time: time.data_s),
@@ -384,7 +390,10 @@ class _BatchMeasurements:
         if not (self.rows[candidate.name].is_measured and self.rows[baseline.name].is_measured):
             return None
         speed_up = self.comparison.costs.ratio(baseline.name, candidate.name)
-        return None if speed_up is None else BatchGain(baseline.name, speed_up)
+        if speed_up is None:
+            return None
+        own, base = (self.record_set.recorded_runs_of(one.name)[0].run.topology for one in (candidate, baseline))
+        return BatchGain(baseline.name, speed_up, unequal_cores(baseline, base, own, self.design))
 
     @property
     def _link_bytes_per_s(self) -> float | None:
@@ -476,6 +485,11 @@ def _notes(points: Sequence[BatchPoint], design: BatchDesign, record_set: Record
     """Return sentences on sizes that were left out, ranks that share cores, placement, and the learning rate."""
     shared = dict.fromkeys(point.oversubscribed for point in points if point.oversubscribed)
     notes = [*design.left_out, *[f"{reason}, so no speed-up is reported for them." for reason in shared]]
+    gains = [point.over_fewest for point in points if point.over_fewest is not None]
+    notes += [
+        f"{reason}: the speed-up is one over different cores per rank. Set --threads to give every rank as many."
+        for reason in dict.fromkeys(gain.unequal_cores for gain in gains if gain.unequal_cores)
+    ]
     notes += placement_notes(design, [(point.hosts, point.ranks_per_host) for point in points])
     return [*notes, *_learning_rate_notes(points, record_set), *_short_runs(points, record_set)]
 

@@ -14,13 +14,11 @@ from typing import Any, Literal
 
 from paceline.analysis.caveats import caveats
 from paceline.analysis.comparison import CandidateRow, Comparison, compare
-from paceline.analysis.core_sharing import CORE_TOLERANCE
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.scaling.machines import cores_per_rank, oversubscription
+from paceline.analysis.scaling.machines import oversubscription, unequal_cores
 from paceline.analysis.scaling.notes import scaling_notes
 from paceline.analysis.statistics import Estimate, median_time
 from paceline.errors import RecordError
-from paceline.formatting import format_cores
 from paceline.records import RunRecord, Topology
 from paceline.records.events import StartEvent
 from paceline.records.experiment import Candidate, CandidatePoint, ScaleDesign
@@ -283,10 +281,8 @@ class _MeasuredPoints:
         speed_up = self.comparison.costs.ratio(base.name, candidate.name)
         if speed_up is None:
             return None
-        cores, base_cores = (cores_per_rank(self._topology(one), self.design) for one in (candidate, base))
-        if abs(cores - base_cores) > CORE_TOLERANCE * base_cores:
-            baseline = base.strategy if base.role == "baseline" else "one rank alone"
-            reason = f"{baseline} had {format_cores(base_cores)}, each of several ranks has {format_cores(cores)}"
+        reason = unequal_cores(base, self._topology(base), self._topology(candidate), self.design)
+        if reason:
             return ScalingGain(base.name, speed_up, None, reason)
         return ScalingGain(base.name, speed_up, speed_up.scaled(1 / _point_of(candidate).ranks))
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from paceline.analysis.core_sharing import format_quotas, format_sharing
+from paceline.analysis.core_sharing import CORE_TOLERANCE, format_quotas, format_sharing
 from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
-from paceline.formatting import plural
+from paceline.formatting import format_cores, plural
 from paceline.records import Topology
-from paceline.records.experiment import CompareDesign, Design, PointsDesign
+from paceline.records.experiment import Candidate, CompareDesign, Design, PointsDesign
 
 
 class HostPlacement(Protocol):
@@ -63,6 +63,18 @@ def cores_per_rank(topology: Topology, design: PointsDesign) -> float:
     if topology.device != "cpu":
         return 1.0
     return float(min(topology.threads, topology.cores / _ranks_sharing_cores(topology, design)))
+
+
+def unequal_cores(base: Candidate, base_topology: Topology, topology: Topology, design: PointsDesign) -> str:
+    """Return a phrase on the cores of a baseline and of each rank of a point; empty if a rank has as many."""
+    cores, base_cores = cores_per_rank(topology, design), cores_per_rank(base_topology, design)
+    if abs(cores - base_cores) <= CORE_TOLERANCE * base_cores:
+        return ""
+    ranks = base.point.ranks if base.point is not None else 1
+    baseline = (
+        base.strategy if base.role == "baseline" else "one rank alone" if ranks == 1 else f"each of {ranks} ranks"
+    )
+    return f"{baseline} had {format_cores(base_cores)}, each of several ranks has {format_cores(cores)}"
 
 
 def oversubscription(topology: Topology, design: PointsDesign) -> str:

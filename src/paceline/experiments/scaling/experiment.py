@@ -94,6 +94,7 @@ def points_design(
         "shapes": [ScaleShape(hosts=shape.hosts, ranks_per_host=shape.ranks_per_host) for shape in shapes],
         "strategies": list(dict.fromkeys(candidate.strategy for candidate in candidates)),
         "threads": threads.rank or threads_per_rank(largest.ranks_per_host),
+        "single_threads": threads.single or threads_per_rank(1),
         "requested_threads": launch.threads,
         "requested_ranks_per_host": list(config.per_host),
         "repeats": config.repeats,

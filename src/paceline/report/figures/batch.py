@@ -47,6 +47,18 @@ def _estimate(key: str, **fields: Any) -> Figure[BatchPoint]:
 
 
 TIME_FIGURES: tuple[Figure[Any], ...] = (
+    Figure(
+        key="threads",
+        heading="Threads per rank",
+        format=WHOLE,
+        definition=Definition(
+            "batch_threads",
+            "Threads per rank",
+            "Compute threads of each rank. On one machine, several ranks have as many at every world size, so that "
+            "more ranks use more cores; one rank trains as single, on all cores of its host. --threads sets both.",
+        ),
+        terminal=InTerminal("threads", 9),
+    ),
     figure_of_candidate("repeats"),
     figure_of_candidate("step_s", heading="Time per step", terminal=InTerminal("time/step", 6)),
     _estimate(
@@ -86,7 +98,8 @@ TIME_FIGURES: tuple[Figure[Any], ...] = (
             "batch_speed_up",
             "Speed-up",
             "Samples per second ÷ those on the fewest ranks at the same batch size, paired by repeat. One rank trains "
-            "as single: one process without any strategy. None is reported where ranks share cores or GPUs.",
+            "as single: one process without any strategy, on all cores of its host (see the threads per rank). None is "
+            "reported where ranks share cores or GPUs.",
         ),
         terminal=InTerminal("speed-up", 8, "half width"),
     ),

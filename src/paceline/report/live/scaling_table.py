@@ -11,6 +11,7 @@ from paceline.formatting import join_names, plural, whole
 from paceline.records.experiment import Design, PointsDesign, ScaleDesign
 from paceline.report.live.live_table import LiveTable
 from paceline.report.run_description import run_length
+from paceline.strategies.registry import BASELINE_STRATEGIES
 
 
 class ScalingLiveTable(LiveTable):
@@ -61,10 +62,18 @@ def format_points_plan(design: PointsDesign, what: str, config: RunConfig) -> st
     parts = [
         f"{design.target}: {', '.join(design.strategies)}",
         what,
-        f"{join_names(list(counts))} {ranks} × {plural(design.threads, 'thread')}",
+        f"{join_names(list(counts))} {ranks} × {plural(design.threads, 'thread')}{_single_threads(design)}",
         f"{run_length(config)} × {plural(design.repeats, 'repeat')}",
     ]
     return " · ".join(parts)
+
+
+def _single_threads(design: PointsDesign) -> str:
+    """Return the threads of `single` where it has others than each of several ranks, and is measured."""
+    baselines = [name for name in design.strategies if name in BASELINE_STRATEGIES]
+    if design.single_threads in (None, design.threads) or not baselines:
+        return ""
+    return f" ({join_names(baselines)}: {plural(design.single_threads, 'thread')})"
 
 
 def _shapes(design: PointsDesign) -> list[tuple[int, int]]:
