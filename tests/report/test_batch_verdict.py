@@ -61,8 +61,8 @@ def test_the_next_command_trains_with_the_size_that_pays(found: BatchSizes, tmp_
 def test_a_fast_size_that_costs_accuracy_is_not_suggested(tmp_path: Path) -> None:
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e"))
     assert sentences(found)[0] == (
-        "Batch 128 on 2 ranks × 1 thread (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its test "
-        "accuracy is 5.0 percentage points below that of batch 64 at equal epochs."
+        "Batch 128 on 2 ranks × 1 thread (ddp) trains fastest: 1,280 samples per second, an epoch in 500.00 ms; its "
+        "test accuracy is 5.0 percentage points below that of batch 64 at equal epochs."
     )
     assert next_command(found) == "paceline train --epochs 2 --ranks 2 --strategy ddp --batch 64"
     twice = read_batch_sizes(write_batch_sizes(tmp_path / "twice", repeats=2))

@@ -48,7 +48,12 @@ class OtherLoad:
     @property
     def is_notable(self) -> bool:
         """Whether it was large enough to have an effect."""
-        return self.most > NOTABLE_SHARE * self.cores
+        return is_notable(self.most, self.cores)
+
+
+def is_notable(load: float, cores: float) -> bool:
+    """Return whether the load of other programs on some cores is large enough to have an effect."""
+    return load > NOTABLE_SHARE * cores
 
 
 class LoadedRun(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.analysis.remaining_time import TimeEstimator
 from paceline.config import BatchConfig, LaunchConfig, RunConfig
 from paceline.errors import UsageError
-from paceline.experiments.batch_sizes.core_speed import measure_core_flop_per_s
+from paceline.experiments.batch_sizes.core_speed import measure_core_speed
 from paceline.experiments.batch_sizes.points import choose_batch_shapes, make_batch_points, without_too_large
 from paceline.experiments.checks import check_length, gpus_to_use, settings_of
 from paceline.experiments.engine import ProgressDisplay
@@ -79,13 +79,15 @@ def batch(
         estimator = TimeEstimator(
             guess_times(candidate_configs, trials, place, partial(point_threads, threads)), slowdown=load_slowdown()
         )
+        core = None if gpus else measure_core_speed(choose_recipe(base).precision)
         design = BatchDesign(
             **points_design(config, candidate_configs, points.shapes, threads, launch),
             **dataclasses.asdict(place),
             sizes=list(config.batch_sizes),
             per_rank=config.per_rank,
             trains=trains,
-            core_flop_per_s=None if gpus else measure_core_flop_per_s(choose_recipe(base).precision),
+            core_flop_per_s=None if core is None else core.flop_per_s,
+            core_other_load=None if core is None else core.other_load,
             left_out=points.left_out,
             batch=None,
             gpus=gpus,

@@ -42,7 +42,7 @@ from paceline.records.examination import Examination, find_examination
 from paceline.records.provenance import Provenance
 from paceline.records.reader import RunRecord, is_complete, read_run
 from paceline.records.settings import Settings, check_settings
-from paceline.records.value_types import Count, Positive, PositiveCount
+from paceline.records.value_types import Count, NotNegative, Positive, PositiveCount
 from paceline.records.writer import write_json
 
 CandidateRole = Literal["candidate", "bound", "baseline"]
@@ -170,7 +170,7 @@ class ScaleDesign(PointsDesign, frozen=True, kw_only=True):
 class BatchDesign(PointsDesign, frozen=True, kw_only=True):
     """Design of an experiment over batch sizes."""
 
-    may_change: ClassVar[frozenset[str]] = PointsDesign.may_change | {"core_flop_per_s"}
+    may_change: ClassVar[frozenset[str]] = PointsDesign.may_change | {"core_flop_per_s", "core_other_load"}
 
     sizes: list[PositiveCount]
     """Batch sizes, ascending."""
@@ -181,6 +181,8 @@ class BatchDesign(PointsDesign, frozen=True, kw_only=True):
     core_flop_per_s: Positive | None
     """FLOP per second of one core in a matrix product, in the number format of the runs; None if it was not measured,
     as on a GPU."""
+    core_other_load: NotNegative | None = None
+    """Cores that other programs used while `core_flop_per_s` was measured; None if it is unknown."""
     left_out: list[str] = []
     """Sentences on sizes that do not fit some ranks or the data, so that they are not measured."""
 

@@ -15,6 +15,7 @@ WholeNumber = Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=-MAX_TIME_S, lt=MAX_TIME_S)]
 """A time, or a difference of times, which may be negative."""
 PositiveSeconds = Annotated[float, Meta(gt=0, lt=MAX_TIME_S)]

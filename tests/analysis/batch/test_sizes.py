@@ -290,3 +290,15 @@ def test_a_speed_up_over_as_many_cores_is_not_noted(tmp_path: Path) -> None:
     assert not found.threads_differ
     assert NOTE not in found.warnings
     assert all(point.over_fewest is None or not point.over_fewest.unequal_cores for point in found.points)
+
+
+@pytest.mark.parametrize(("load", "is_noted"), [(1.3, True), (0.05, False), (None, False)])
+def test_a_peak_that_was_measured_beside_other_load_is_noted(
+    tmp_path: Path, load: float | None, is_noted: bool
+) -> None:
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", design={"core_other_load": load}))
+    note = (
+        "Other programs used 1.3 of 2 cores while the peak of the processor was measured, so that it may be too low, "
+        "and MFU too high. Repeat on a quiet machine for the MFU."
+    )
+    assert (note in found.warnings) == is_noted

@@ -27,6 +27,7 @@ from paceline.analysis.comparison import (
 )
 from paceline.analysis.curves import highest_rate, result_at, validation_curve
 from paceline.analysis.decision import ERROR_RATE
+from paceline.analysis.other_load import is_notable
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes, unequal_cores
 from paceline.analysis.statistics import (
@@ -36,7 +37,7 @@ from paceline.analysis.statistics import (
     estimate_times,
 )
 from paceline.errors import OutOfMemory, RecordError
-from paceline.formatting import join_names, short, whole
+from paceline.formatting import TENTHS, format_cores, join_names, short, whole
 from paceline.records import RunRecord
 from paceline.records.events import FailureEvent, events_of
 from paceline.records.experiment import BatchDesign, Candidate, CandidatePoint
@@ -490,8 +491,20 @@ def _notes(points: Sequence[BatchPoint], design: BatchDesign, record_set: Record
         f"{reason}: the speed-up is one over different cores per rank. Set --threads to give every rank as many."
         for reason in dict.fromkeys(gain.unequal_cores for gain in gains if gain.unequal_cores)
     ]
+    notes += _peak_beside_load(points, design)
     notes += placement_notes(design, [(point.hosts, point.ranks_per_host) for point in points])
     return [*notes, *_learning_rate_notes(points, record_set), *_short_runs(points, record_set)]
+
+
+def _peak_beside_load(points: Sequence[BatchPoint], design: BatchDesign) -> list[str]:
+    """Return a sentence on MFU if other programs used the cores while the peak was measured."""
+    load, cores = design.core_other_load, design.machine_cores
+    if load is None or not is_notable(load, cores) or all(point.mfu is None for point in points):
+        return []
+    return [
+        f"Other programs used {TENTHS.text(load)} of {format_cores(cores)} while the peak of the processor was "
+        "measured, so that it may be too low, and MFU too high. Repeat on a quiet machine for the MFU."
+    ]
 
 
 def _reached_rate(records: Sequence[RunRecord]) -> float | None:

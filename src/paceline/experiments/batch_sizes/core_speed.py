@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import torch
 
 from paceline.config import Precision
-from paceline.measure.cores import usable_cores
+from paceline.measure.cores import affine_cores, usable_cores
+from paceline.measure.resources import HostProbe
 from paceline.training.precision import AUTOCAST_TYPES, storage_dtype
 
 SIDE = 1024
@@ -16,10 +18,20 @@ LEAST_S = 0.5
 LEAST_PRODUCTS = 3
 
 
-def measure_core_flop_per_s(precision: Precision) -> float:
-    """Return the FLOP per second of the fastest product on all usable cores of this host, ÷ the cores.
+class CoreSpeed(NamedTuple):
+    """Speed of a core, and the load under which it was measured."""
 
-    The fastest of several counts: other programs can only slow a product down.
+    flop_per_s: float
+    """FLOP per second of the fastest product on all usable cores of this host, ÷ the cores."""
+    other_load: float | None
+    """Cores that other programs used meanwhile; None if the time was too short to know."""
+
+
+def measure_core_speed(precision: Precision) -> CoreSpeed:
+    """Return the speed of a core in products on all usable cores of this host.
+
+    The fastest product of several counts, since other programs can only slow it down. Where they use the cores all the
+    time, even the fastest is too slow, so their load is measured, too.
     """
     cores = max(1, int(usable_cores()))
     before = torch.get_num_threads()
@@ -27,7 +39,8 @@ def measure_core_flop_per_s(precision: Precision) -> float:
     dtype = AUTOCAST_TYPES.get(precision, storage_dtype(precision))
     left, right, out = (torch.full((SIDE, SIDE), 1 / SIDE, dtype=dtype) for _ in range(3))
     times: list[float] = []
-    began = time.perf_counter()
+    host = HostProbe()
+    began, began_cpu_s = time.perf_counter(), time.process_time()
     try:
         while len(times) <= LEAST_PRODUCTS or time.perf_counter() - began < LEAST_S:
             start = time.perf_counter()
@@ -35,4 +48,7 @@ def measure_core_flop_per_s(precision: Precision) -> float:
             times.append(time.perf_counter() - start)
     finally:
         torch.set_num_threads(before)
-    return 2 * SIDE**3 / min(times) / cores
+    own = (time.process_time() - began_cpu_s) / (time.perf_counter() - began)
+    busy = host.read().busy
+    other = None if busy is None else max(0.0, busy * affine_cores() - own)
+    return CoreSpeed(2 * SIDE**3 / min(times) / cores, other)
