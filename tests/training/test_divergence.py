@@ -260,7 +260,13 @@ def test_all_ranks_stop_after_the_window_of_a_loss_that_is_not_finite(
 
 def test_asynchronous_ranks_stop_together(pool: Pool, tmp_path: Path) -> None:
     found, record = trained(
-        pool, tmp_path / "run", "too_fast", strategy="parameter_server:asynchronous=true", epochs=20, steps=None
+        pool,
+        tmp_path / "run",
+        "too_fast",
+        lr=None,
+        strategy="parameter_server:asynchronous=true",
+        epochs=20,
+        steps=None,
     )
     assert len({one.error for one in found}) == 1
     assert found[0].error.startswith("DivergenceError: the run diverged at step ")

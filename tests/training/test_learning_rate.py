@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from paceline.analysis.curves import learning_rate_curve
 from paceline.comm import Comm, World
 from paceline.config import RunConfig
 from paceline.config.recipe import Recipe, override
@@ -260,9 +261,23 @@ def test_a_workload_brings_a_recipe_or_a_scheduler(pool: Pool, tmp_path: Path) -
     assert own.events_of(LogEvent)[-1].lr == pytest.approx(0.75 / STEPS)
     assert (overridden.topology.lr, overridden.events_of(LogEvent)[-1].lr) == (0.25, 0.25)
     assert scheduled.events_of(LogEvent)[-1].lr == pytest.approx(0.4 / 2 ** (STEPS - 1))
-    assert asynchronous.events_of(LogEvent)[-1].lr is not None
+    assert asynchronous.events_of(LogEvent)[-1].lr == pytest.approx(0.4 / 2 ** (STEPS - 1))
     assert scheduled.topology.recipe is not None
     assert (scheduled.topology.lr, scheduled.topology.recipe.schedule) == (None, "")
+
+
+@pytest.mark.parametrize("slow_rank", ["", "0:8"])
+def test_the_learning_rate_of_every_step_is_known_if_ranks_do_not_step_together(
+    pool: Pool, tmp_path: Path, slow_rank: str
+) -> None:
+    """Steps are counted over all ranks; a slow rank trains none of the shares of some steps."""
+    recipe = Recipe(lr=0.5, schedule="cosine", warmup_epochs=2)
+    settings = {name: getattr(recipe, name) for name in ("lr", "schedule", "warmup_epochs")}
+    strategy = "parameter_server:asynchronous=true"
+    (record,) = trained(pool, tmp_path, [("blobs", strategy, {**settings, "slow_rank": slow_rank})])
+    curve = learning_rate_curve(record)
+    assert curve.steps == list(range(STEPS))
+    assert curve.rates == pytest.approx([0.5 * factor for factor in factors(recipe, STEPS, 2)])
 
 
 def test_a_run_that_ends_by_time_still_follows_its_schedule(pool: Pool, tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ class ControlChannel:
         """Return the largest of the ranks' values."""
         return float(self._all_reduce(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.MAX))
 
+    def largest_of(self, values: Tensor) -> Tensor:
+        """Take the largest value over the ranks of each element of a small CPU tensor, in place, and return it."""
+        return self._all_reduce(values, dist.ReduceOp.MAX)
+
     def any_of(self, flags: Tensor) -> Tensor:
         """Combine small CPU tensors of 0 and 1: an element is 1 if it is 1 on any rank."""
         return self._all_reduce(flags, dist.ReduceOp.MAX)

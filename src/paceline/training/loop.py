@@ -162,10 +162,10 @@ class TrainingLoop:
     def _train_micro_batches(self, epoch: int, micro_batches: list[MicroBatch], global_step: int | None = None) -> None:
         """Train a step that the stopwatch has begun; `global_step` is its number if ranks do not step together."""
         stopwatch, source, model = self.stopwatch, self.source, self.sync.model
-        self.learning_rate.before_step(self._step if global_step is None else global_step)
+        step = self._step if global_step is None else global_step
+        self.learning_rate.before_step(step)
+        self.windows.note_learning_rate(step)
         self._step += 1
-        if global_step is None:
-            self.windows.note_learning_rate()
         step_recorder = self.recording.step_recorder
         if self._restores_buffers:
             self.sync.buffers.keep()

@@ -21,6 +21,8 @@ from paceline.training.sync import Sync
 WINDOW_S = 0.5
 """Target length of a window: ranks exchange losses once per window, and doing so more often would slow short steps."""
 MAX_LOGS_PER_WINDOW = 50
+UNKNOWN_RATE = -1.0
+"""Lower than any learning rate, so that the largest over the ranks is a known one."""
 LONG_WINDOW_S, MIN_STEPS = 10.0, 100
 """Minimum length if ranks do not step together. They wait for each other only at the end of a window, up to one step of
 the slowest; in windows of this length that wait is a small part."""
@@ -54,8 +56,8 @@ class Windows:
         self._seconds = seconds
         self._eval_steps = eval_steps if sync.strategy.lockstep else None
         self._logs_per_window = 1
-        self._rates: list[float] = []
-        """Learning rate of each step of the open window, as far as the loop reports it."""
+        self._rates: dict[int, float] = {}
+        """Learning rate of the steps of the open window that this rank trains, as far as the loop reports it."""
         self.epoch = 0
         """Epoch of the last step before the open window."""
         self._step = 0
@@ -129,11 +131,11 @@ class Windows:
             self._profiler.start_if_due(self._step)
         self._began_s = time.perf_counter()
 
-    def note_learning_rate(self) -> None:
-        """Keep the learning rate of the step that begins, under a strategy whose ranks step together."""
+    def note_learning_rate(self, step: int) -> None:
+        """Keep the learning rate of a step that begins; `step` is its number over all ranks, counted from 0."""
         rate = self._sync.optimizer.param_groups[0]["lr"]
         if isinstance(rate, float):  # Reading a tensor would make every step wait for a GPU.
-            self._rates.append(rate)
+            self._rates[step] = rate
 
     def close(self, step: int) -> int:
         """Wait for operations in flight, stop the clock, then sum the window's figures over the ranks.
@@ -163,8 +165,7 @@ class Windows:
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
-        rates, self._rates = self._rates, []
-        is_known = len(rates) == len(window.losses)
+        rates = self._rates_of(range(start, step))
         event = LogEvent(
             epoch=window.epochs[-1],
             step=step,
@@ -175,14 +176,25 @@ class Windows:
             epochs=window.epochs if window.epochs[0] != window.epochs[-1] else None,
             profiled=profiled,
             warm_up=warm_up,
-            lr=float(self._sync.optimizer.param_groups[0]["lr"]),
+            lr=rates[-1] if rates else float(self._sync.optimizer.param_groups[0]["lr"]),
             skipped=window.skipped,
-            lrs=(rates if len(set(rates)) > 1 else rates[:1]) if is_known else None,
+            lrs=(rates if len(set(rates)) > 1 else rates[:1]) or None,
         )
         self._write_event(event)
         if self._sync.guard is not None:
             self._sync.guard.at_window_end(self.totals.wall_s)
         return step
+
+    def _rates_of(self, steps: range) -> list[float]:
+        """Return the learning rate of each step of the closing window; empty if that of a step is unknown.
+
+        If ranks do not step together, each trains only some of the steps, so they exchange theirs. All compute the rate
+        from the number of the step, so that of one rank is that of all.
+        """
+        own, self._rates = [self._rates.get(step, UNKNOWN_RATE) for step in steps], {}
+        if not self._sync.strategy.lockstep:
+            own = self._sync.comm.control.largest_of(torch.tensor(own, dtype=torch.float64)).tolist()
+        return [] if UNKNOWN_RATE in own else own
 
     def _track_epoch_ends(self, start: int, epochs: Sequence[int]) -> None:
         for step, epoch in enumerate(epochs, start):
