@@ -2,7 +2,8 @@
 
 The work consists of parts, such as starting ranks or one run of a candidate. A part that was measured is expected to
 take as long again. A part that was not is scaled by parts of the same kind, or by all that was measured. The range
-therefore narrows as parts end, and follows the load of the machine.
+therefore narrows as parts end, and follows the load of the machine. Errors of different kinds of parts are independent,
+so that they are added in squares.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.records.events import EstimateEvent
@@ -22,7 +23,12 @@ from paceline.records.events import EstimateEvent
 PartKind = Literal["launch", "examination", "proof", "run", "step", "evaluation"]
 
 GUESSED = 2.0
-"""Factor by which a part may be faster or slower than its guess, if the machine does nothing else."""
+"""Factor by which a kind of parts may be faster or slower than its guess, relative to other kinds."""
+TRIED = 1.5
+"""The same for kinds whose guess is computed from a trial on this machine."""
+TRIED_KINDS: tuple[PartKind, ...] = ("proof", "run")
+MACHINE = 1.7
+"""Factor by which a machine that does nothing else may be faster or slower than the guesses assume, in all parts."""
 LIKE_OTHERS = 1.5
 """Factor by which a part may differ from others of its kind, relative to the guesses of both."""
 UNLIKE_OTHERS = 5.0
@@ -62,11 +68,54 @@ class RemainingTime:
 
 
 @dataclass(frozen=True)
-class _Range:
-    """Estimated seconds of one part."""
+class _Expected:
+    """Expected seconds of a part, and how far off they may be.
 
+    A guess may be wrong by a factor, which is about the same for all parts of a kind, and has nothing to do with that
+    of other kinds. The speed and the load of the machine affect all parts alike.
+    """
+
+    seconds: float
     low_s: float
     high_s: float
+    """`low_s` to `high_s` is the range at the expected speed of the machine."""
+    less_load_s: float = 0.0
+    """Seconds that the part may be faster, since the machine is faster or less busy."""
+    more_load_s: float = 0.0
+    """Seconds that the part may be slower, since the machine is slower or busier."""
+
+    def after(self, elapsed_s: float) -> _Expected:
+        """Return the rest of a part that has run for some time; a part that is overdue takes some more time."""
+        most_s = self.high_s + self.more_load_s
+        if elapsed_s > most_s:
+            return _Expected(0.0, 0.0, OVERDUE * elapsed_s)  # It may end at any time.
+        seconds, low_s, high_s = (max(0.0, end_s - elapsed_s) for end_s in (self.seconds, self.low_s, self.high_s))
+        more_load_s = min(self.more_load_s, most_s - elapsed_s)
+        return _Expected(seconds, low_s, high_s, min(self.less_load_s, seconds), more_load_s)
+
+
+class _Sum:
+    """Sum of expected seconds: errors add up within a kind and for the load, and in squares between kinds."""
+
+    def __init__(self) -> None:
+        self._seconds = self._less_load_s = self._more_load_s = 0.0
+        self._below: dict[PartKind, float] = {}
+        self._above: dict[PartKind, float] = {}
+
+    def add(self, kind: PartKind, expected: _Expected, times: int) -> None:
+        self._seconds += times * expected.seconds
+        self._below[kind] = self._below.get(kind, 0.0) + times * (expected.seconds - expected.low_s)
+        self._above[kind] = self._above.get(kind, 0.0) + times * (expected.high_s - expected.seconds)
+        self._less_load_s += times * expected.less_load_s
+        self._more_load_s += times * expected.more_load_s
+
+    @property
+    def low_s(self) -> float:
+        return max(0.0, self._seconds - math.hypot(self._less_load_s, *self._below.values()))
+
+    @property
+    def high_s(self) -> float:
+        return self._seconds + math.hypot(self._more_load_s, *self._above.values())
 
 
 @dataclass
@@ -156,18 +205,20 @@ class TimeEstimator:
         """Return the time until the end of all stages; None while nothing is known about some of the parts."""
         with self._lock:
             self._catch_up()
-            low = high = most = 0.0
-            for parts in self._expected.values():
+            least, most = _Sum(), _Sum()
+            current = self._rest_of_launch()
+            for stage, parts in self._expected.items():
                 for part, (least_times, most_times) in parts.items():
-                    each = self._range_of(part)
+                    each = self._time_of(part)
                     if each is None:
                         return None
-                    low += least_times * each.low_s
-                    high += least_times * each.high_s
-                    most += most_times * each.high_s
-            saved = self._progress()
-            ends = low - saved.low_s, high - saved.high_s, most - saved.high_s
-            return RemainingTime(*[max(0.0, end) for end in ends])
+                    rest = current.pop((stage, part), None)
+                    for total, times in ((least, least_times), (most, most_times)):
+                        begun = int(rest is not None and times > 0)
+                        total.add(part.kind, each, times - begun)
+                        if rest is not None:
+                            total.add(part.kind, rest, begun)
+            return RemainingTime(least.low_s, least.high_s, most.high_s)
 
     def _catch_up(self) -> None:
         """Measure the runs of the current launch that have ended since the last call."""
@@ -202,27 +253,24 @@ class TimeEstimator:
         if parts[part] == (0, 0):
             del parts[part]
 
-    def _progress(self) -> _Range:
-        """Return how much of the expected time of the current launch has passed."""
+    def _rest_of_launch(self) -> dict[tuple[str, Part], _Expected]:
+        """Return the time that the launch in progress and its current run still take, by stage and part."""
         launch = self._launch
-        if launch is None or launch.part not in self._expected.get(launch.stage, {}):
-            return _Range(0.0, 0.0)
-        times = self._times(launch)
-        start = self._range_of(launch.part)
-        if start is None:
-            return _Range(0.0, 0.0)
-        now = self._clock()
+        start = None if launch is None else self._time_of(launch.part)
+        if launch is None or start is None:
+            return {}
+        times, now = self._times(launch), self._clock()
         if not times:
-            return _passed(start, now - launch.began_s)
-        saved = _Range(start.low_s, (1 - LAUNCH_END) * start.high_s)
+            return {(launch.stage, launch.part): start.after(max(0.0, now - launch.began_s))}
+        rest = {(launch.stage, launch.part): _Expected(0.0, 0.0, LAUNCH_END * start.high_s)}
         if launch.ended_runs < len(launch.runs):
-            current = self._range_of(launch.runs[launch.ended_runs])
-            if current is not None and launch.runs[launch.ended_runs] in self._expected[launch.stage]:
-                passed = _passed(current, now - times[-1])
-                saved = _Range(saved.low_s + passed.low_s, saved.high_s + passed.high_s)
-        return saved
+            run = launch.runs[launch.ended_runs]
+            current = self._time_of(run)
+            if current is not None:
+                rest[launch.stage, run] = current.after(max(0.0, now - times[-1]))
+        return rest
 
-    def _range_of(self, part: Part) -> _Range | None:
+    def _time_of(self, part: Part) -> _Expected | None:
         """Return the expected seconds of a part; None if nothing is known about its kind."""
         own = self._measured.get(part)
         if own:
@@ -231,32 +279,39 @@ class TimeEstimator:
         others = {other: statistics.fmean(found) for other, found in self._measured.items() if other.kind == part.kind}
         if others and guess is not None and all(self._guesses.get(other) for other in others):
             ratios = [seconds / self._guesses[other] for other, seconds in others.items()]
-            return _Range(guess * min(ratios) / LIKE_OTHERS, guess * max(ratios) * LIKE_OTHERS)
+            return _within([guess * ratio for ratio in ratios], LIKE_OTHERS)
         if others:
-            return _Range(min(others.values()) / UNLIKE_OTHERS, max(others.values()) * UNLIKE_OTHERS)
+            return _within(list(others.values()), UNLIKE_OTHERS)
         if guess is None:
             return None
-        slowdown = self._slowdown
+        slowdown, factor = self._slowdown, TRIED if part.kind in TRIED_KINDS else GUESSED
         known = [other for other in self._measured if self._guesses.get(other)]
-        if not known:
-            return _Range(guess * math.sqrt(slowdown) / GUESSED, guess * slowdown * GUESSED)
+        if not known:  # A load of short programs slows ranks down less than one that lasts.
+            expected = _within([guess * math.sqrt(slowdown)], factor)
+            return replace(
+                expected,
+                less_load_s=expected.seconds * (1 - 1 / MACHINE),
+                more_load_s=guess * slowdown * MACHINE - expected.seconds,
+            )
         # Other kinds of parts show how busy the machine is; threads that wait for each other suffer more from it.
         measured_s = sum(statistics.fmean(self._measured[other]) for other in known)
         ratio = measured_s / sum(self._guesses[other] for other in known)
         least, most = sorted((ratio, slowdown))
-        return _Range(guess * min(least, math.sqrt(least)) / GUESSED, guess * most * GUESSED)
+        return replace(
+            _within([guess * ratio], factor),
+            less_load_s=guess * (ratio - min(least, math.sqrt(least)) / MACHINE),
+            more_load_s=guess * (most * MACHINE - ratio),
+        )
 
 
-def _around(values: Sequence[float]) -> _Range:
+def _within(values: Sequence[float], factor: float) -> _Expected:
+    """Return the time of a part that is like others, up to a factor."""
+    return _Expected(statistics.fmean(values), min(values) / factor, max(values) * factor)
+
+
+def _around(values: Sequence[float]) -> _Expected:
     """Return the range of the next values, from their mean and its uncertainty."""
     mean, number = statistics.fmean(values), len(values)
     spread = statistics.stdev(values) / mean if number > 1 and mean > 0 else 0.0
     uncertainty = max(FIRST_MEASUREMENT / number, 2 * spread / math.sqrt(number), LOWEST_UNCERTAINTY)
-    return _Range(mean / (1 + uncertainty), mean * (1 + uncertainty))
-
-
-def _passed(expected: _Range, elapsed_s: float) -> _Range:
-    """Return the part of the expected time that has passed; a part that is overdue takes some more time."""
-    elapsed_s = max(0.0, elapsed_s)
-    left = max(expected.high_s - elapsed_s, OVERDUE * elapsed_s if elapsed_s > expected.high_s else 0.0)
-    return _Range(min(expected.low_s, elapsed_s), expected.high_s - left)
+    return _Expected(mean, mean / (1 + uncertainty), mean * (1 + uncertainty))

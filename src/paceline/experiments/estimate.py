@@ -37,10 +37,12 @@ from paceline.workloads.workload import Workload
 FEWEST_SAMPLES = 16
 LONG_ENOUGH_S = 0.1
 """CPU time from which a trial shows the time of a sample, not that of calling the operators."""
-LAUNCH_S = 4.0
+LAUNCH_S = 3.0
 """Seconds to start ranks that have a core each, import of torch included, and to end them."""
-RUN_S = 0.5
+RUN_S = 0.3
 """Seconds to set up and close one run: groups, data, a dry backward pass."""
+PROOF_S = 0.2
+"""Seconds to set up and close one proof, whose ranks have loaded the data before."""
 DOCTOR_S = 8.0
 """Seconds to examine the machine and the link, once the ranks have started."""
 PROOF_STEPS = 8
@@ -220,7 +222,7 @@ def _run_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: in
 def _proof_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: int) -> float:
     workers = _workers(one)
     samples = PROOF_STEPS * min(one.config.global_batch(workers), 8 * workers)
-    return RUN_S + samples * _sample_s(one, trial, place, threads)
+    return PROOF_S + samples * _sample_s(one, trial, place, threads)
 
 
 def _sample_s(one: CandidateConfig, trial: Trial, place: MachineLayout, threads: int) -> float:

@@ -104,7 +104,7 @@ def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(t
     shown.refresh(comparison, 4)
     shown.failed("ddp", RankError("rank 1 failed", hint="look there", detail="Traceback"))
     output = stream.getvalue()
-    assert "\ntime: about 45 s–3 min (up to 10 min if the result is close); this range is refined as runs" in output
+    assert "\ntime: about 40 s–3 min (up to 10 min if the result is close); this range is refined as runs" in output
     assert "after 1 repeat, 20–80 s (up to 6 min if the result is close) to go: " in output
     assert "after 3 repeats, up to 5 min to go: " in output
     assert "after 4 repeats: " in output
@@ -136,7 +136,7 @@ def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path)
     assert "first [one]" in output
     assert "second" in output
     assert "3/7" in output
-    assert "repeat 2 of 3–10, 15–60 s to go" in output
+    assert "repeat 2 of 3–10, 10–60 s to go" in output
     assert "2/2" in output
 
 
