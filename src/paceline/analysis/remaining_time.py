@@ -68,7 +68,7 @@ class RemainingTime:
 
 
 @dataclass(frozen=True)
-class _Expected:
+class _PartTime:
     """Expected seconds of a part, and how far off they may be.
 
     A guess may be wrong by a factor, which is about the same for all parts of a kind, and has nothing to do with that
@@ -84,14 +84,14 @@ class _Expected:
     more_load_s: float = 0.0
     """Seconds that the part may be slower, since the machine is slower or busier."""
 
-    def after(self, elapsed_s: float) -> _Expected:
+    def after(self, elapsed_s: float) -> _PartTime:
         """Return the rest of a part that has run for some time; a part that is overdue takes some more time."""
         most_s = self.high_s + self.more_load_s
         if elapsed_s > most_s:
-            return _Expected(0.0, 0.0, OVERDUE * elapsed_s)  # It may end at any time.
+            return _PartTime(0.0, 0.0, OVERDUE * elapsed_s)  # It may end at any time.
         seconds, low_s, high_s = (max(0.0, end_s - elapsed_s) for end_s in (self.seconds, self.low_s, self.high_s))
         more_load_s = min(self.more_load_s, most_s - elapsed_s)
-        return _Expected(seconds, low_s, high_s, min(self.less_load_s, seconds), more_load_s)
+        return _PartTime(seconds, low_s, high_s, min(self.less_load_s, seconds), more_load_s)
 
 
 class _Sum:
@@ -102,7 +102,7 @@ class _Sum:
         self._below: dict[PartKind, float] = {}
         self._above: dict[PartKind, float] = {}
 
-    def add(self, kind: PartKind, expected: _Expected, times: int) -> None:
+    def add(self, kind: PartKind, expected: _PartTime, times: int) -> None:
         self._seconds += times * expected.seconds
         self._below[kind] = self._below.get(kind, 0.0) + times * (expected.seconds - expected.low_s)
         self._above[kind] = self._above.get(kind, 0.0) + times * (expected.high_s - expected.seconds)
@@ -253,7 +253,7 @@ class TimeEstimator:
         if parts[part] == (0, 0):
             del parts[part]
 
-    def _rest_of_launch(self) -> dict[tuple[str, Part], _Expected]:
+    def _rest_of_launch(self) -> dict[tuple[str, Part], _PartTime]:
         """Return the time that the launch in progress and its current run still take, by stage and part."""
         launch = self._launch
         start = None if launch is None else self._time_of(launch.part)
@@ -262,7 +262,7 @@ class TimeEstimator:
         times, now = self._times(launch), self._clock()
         if not times:
             return {(launch.stage, launch.part): start.after(max(0.0, now - launch.began_s))}
-        rest = {(launch.stage, launch.part): _Expected(0.0, 0.0, LAUNCH_END * start.high_s)}
+        rest = {(launch.stage, launch.part): _PartTime(0.0, 0.0, LAUNCH_END * start.high_s)}
         if launch.ended_runs < len(launch.runs):
             run = launch.runs[launch.ended_runs]
             current = self._time_of(run)
@@ -270,7 +270,7 @@ class TimeEstimator:
                 rest[launch.stage, run] = current.after(max(0.0, now - times[-1]))
         return rest
 
-    def _time_of(self, part: Part) -> _Expected | None:
+    def _time_of(self, part: Part) -> _PartTime | None:
         """Return the expected seconds of a part; None if nothing is known about its kind."""
         own = self._measured.get(part)
         if own:
@@ -304,14 +304,14 @@ class TimeEstimator:
         )
 
 
-def _within(values: Sequence[float], factor: float) -> _Expected:
+def _within(values: Sequence[float], factor: float) -> _PartTime:
     """Return the time of a part that is like others, up to a factor."""
-    return _Expected(statistics.fmean(values), min(values) / factor, max(values) * factor)
+    return _PartTime(statistics.fmean(values), min(values) / factor, max(values) * factor)
 
 
-def _around(values: Sequence[float]) -> _Expected:
+def _around(values: Sequence[float]) -> _PartTime:
     """Return the range of the next values, from their mean and its uncertainty."""
     mean, number = statistics.fmean(values), len(values)
     spread = statistics.stdev(values) / mean if number > 1 and mean > 0 else 0.0
     uncertainty = max(FIRST_MEASUREMENT / number, 2 * spread / math.sqrt(number), LOWEST_UNCERTAINTY)
-    return _Expected(mean, mean / (1 + uncertainty), mean * (1 + uncertainty))
+    return _PartTime(mean, mean / (1 + uncertainty), mean * (1 + uncertainty))
