@@ -365,3 +365,26 @@ def _with_update(line: str, more_s: float) -> str:
     values = line.split(",")
     values[7] = f"{float(values[7]) + more_s:.6f}"
     return ",".join(values)
+
+
+def test_a_ratio_that_contradicts_the_medians_is_explained(tmp_path: Path) -> None:
+    times = {"allreduce": (4.00, 4.06, 8.0), "ddp": (4.09, 3.5, 7.0)}
+    candidates = [Candidate("ddp", "ddp"), Candidate("allreduce", "allreduce")]
+    path = write_experiment(tmp_path / "e", candidates, repeats=3)
+    note = (
+        "ddp: the ratio to allreduce and the median times contradict each other, because ratios are paired by repeat "
+        "and medians are not. The ratio is more reliable, since the load of the machine changes from repeat to repeat."
+    )
+    assert note not in read_comparison(path).warnings
+    for entry in read_experiment(path).runs:
+        file = Path(entry.run.path) / "events.jsonl"
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        for event in events:
+            if event["event"] == "log":
+                event["wall_s"] = 1e-3 * times[entry.candidate.name][entry.repeat] * len(event["losses"])
+        file.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    comparison = read_comparison(path)
+    rows = {row.candidate.name: row for row in comparison.rows}
+    assert rows["allreduce"].step_s.value < rows["ddp"].step_s.value
+    assert rows["ddp"].ratio.value < 1
+    assert comparison.warnings.count(note) == 1

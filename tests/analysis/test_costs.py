@@ -198,3 +198,23 @@ def test_error_rate_of_many_experiments(noise: Noise) -> None:
         found = wrong_winners(noise, candidates, count=2000)
         print(f"{noise.__name__}, {candidates} candidates: {found:.3f}")
         assert found <= ERROR_RATE
+
+
+@pytest.mark.parametrize(
+    ("ones", "others", "contradicts"),
+    [
+        ([4.00, 4.06, 8.0], [4.09, 3.5, 7.0], True),  # Medians 4.06 and 4.09; by repeat 0.98, 1.16 and 1.14.
+        ([4.00, 4.10, 8.0], [4.09, 3.5, 7.0], False),
+        ([4.00, 4.089, 8.0], [4.09, 3.5, 7.0], False),  # A difference of medians that no table shows.
+        ([4.0, 4.0, 4.0], [5.0, 5.0, 5.0], False),
+    ],
+)
+def test_ratios_that_contradict_medians_are_found(ones: list[float], others: list[float], contradicts: bool) -> None:
+    table = CostTable({"one": dict(enumerate(ones)), "other": dict(enumerate(others))})
+    assert table.contradicts_medians("one", "other") is contradicts
+    assert table.contradicts_medians("other", "one") is contradicts
+
+
+def test_medians_of_separate_experiments_contradict_nothing() -> None:
+    table = CostTable({"one": {0: 1.0, 1: 2.0}, "other": {2: 1.5}})
+    assert not table.contradicts_medians("one", "other")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
-from paceline.records.experiment import Candidate
+from paceline.records.experiment import Candidate, read_experiment
 from paceline.report.terminal.comparison import to_json
 from paceline.report.verdict.next_command import next_command
 from paceline.report.verdict.sentences import sentences
@@ -449,3 +449,102 @@ def test_the_next_command_keeps_a_comparison_of_a_strategy_with_itself(tmp_path:
     assert "--strategies ddp,ddp" in command
     assert "--epochs 6" in command
     assert "--steps" not in command
+
+
+QUICK = Candidate("recipe=classic", "ddp", {"recipe": "classic"})
+GOOD = Candidate("recipe=default", "ddp", {"recipe": "default"})
+RECIPE_TIMES = {"recipe=classic": 0.02, "recipe=default": 0.03}
+
+
+def of_recipes(path: Path, values: dict[str, float], repeats: int = 4, spread: float = 0.004, **times: Any) -> Path:
+    """Write a comparison of two recipes, of which `classic` is faster, with the test accuracies given."""
+    made = write_experiment(path, [QUICK, GOOD], step_s=RECIPE_TIMES | times, repeats=repeats)
+    for entry in read_experiment(made).runs:
+        file = Path(entry.run.path) / "summary.json"
+        content = json.loads(file.read_text())
+        content["test"]["accuracy"] = values[entry.candidate.name] + spread * entry.repeat
+        file.write_text(json.dumps(content))
+    return made
+
+
+def test_the_fastest_setting_is_not_recommended_if_another_learns_better(tmp_path: Path) -> None:
+    path = of_recipes(tmp_path / "e", {"recipe=classic": 0.80, "recipe=default": 0.95})
+    comparison = read_comparison(path)
+    said = sentences(comparison)
+    assert re.fullmatch(
+        r"recipe=classic is the fastest: 2\d\.\d+ ms per step, 1\.\d+× as fast as recipe=default, the next best "
+        r"\(95% interval 1\.\d+–1\.\d+, 4 repeats\)\. But recipe=default reaches a higher test accuracy than "
+        r"recipe=classic, 95\.6% instead of 80\.6%: 15\.0 percentage points more \(\d+\.\d–\d+\.\d\), which exceeds "
+        r"the spread between seeds; it takes 1\.\d+× the time per sample\.",
+        said[0],
+    )
+    assert not any(sentence.startswith("Pick") for sentence in said)
+    assert sum("test accuracy" in sentence for sentence in said) == 1, "it is said once"
+    assert comparison.pick is None
+    assert "--recipe default" in (next_command(comparison) or "")
+    learning = to_json(comparison)["learning"]
+    assert (learning["best"], learning["other"], learning["is_clear"]) == ("recipe=default", "recipe=classic", True)
+    assert learning["difference"]["value"] == pytest.approx(0.15)
+
+
+def test_a_difference_within_the_spread_between_seeds_is_said_beside_the_pick(tmp_path: Path) -> None:
+    path = of_recipes(tmp_path / "e", {"recipe=classic": 0.940, "recipe=default": 0.945}, spread=0.01)
+    comparison = read_comparison(path)
+    said = sentences(comparison)
+    assert comparison.pick == "recipe=classic"
+    assert said[0].startswith("Pick recipe=classic: ")
+    assert re.search(
+        r"recipe=default reached the highest test accuracy, 96\.0%, recipe=classic 95\.5%; the difference of 0\.5 "
+        r"percentage points \(−\d\.\d to \d\.\d\) is within the spread between seeds\.",
+        " ".join(said),
+    )
+
+
+def test_the_fastest_setting_that_also_learns_best_is_the_pick(tmp_path: Path) -> None:
+    path = of_recipes(tmp_path / "e", {"recipe=classic": 0.95, "recipe=default": 0.80})
+    comparison = read_comparison(path)
+    said = " ".join(sentences(comparison))
+    assert comparison.pick == "recipe=classic"
+    assert "recipe=classic reaches a higher test accuracy than recipe=default, 95.6% instead of 80.6%: 15.0" in said
+
+
+def test_too_few_seeds_say_nothing_about_what_is_learned(tmp_path: Path) -> None:
+    path = of_recipes(tmp_path / "e", {"recipe=classic": 0.80, "recipe=default": 0.95}, repeats=2)
+    said = " ".join(sentences(read_comparison(path)))
+    assert (
+        "recipe=default reached a test accuracy of 95.2%, recipe=classic 80.2%, with 2 seeds: too few to say which"
+        in said
+    )
+
+
+def test_a_better_setting_is_named_where_speeds_show_no_winner(tmp_path: Path) -> None:
+    values = {"recipe=classic": 0.80, "recipe=default": 0.95}
+    path = of_recipes(tmp_path / "e", values, **{"recipe=default": 0.02})
+    comparison = read_comparison(path)
+    assert comparison.decision.outcome != "winner"
+    assert "recipe=default reaches a higher test accuracy than recipe=classic" in " ".join(sentences(comparison))
+    assert "--recipe default" in (next_command(comparison) or "")
+
+
+def test_without_accuracies_settings_are_judged_by_test_loss(tmp_path: Path) -> None:
+    path = of_recipes(tmp_path / "e", {"recipe=classic": 0.80, "recipe=default": 0.95})
+    for entry in read_experiment(path).runs:
+        file = Path(entry.run.path) / "summary.json"
+        content = json.loads(file.read_text())
+        content["test"]["accuracy"] = None
+        content["test"]["loss"] = (0.2 if entry.candidate.name == GOOD.name else 0.5) + 0.01 * entry.repeat
+        file.write_text(json.dumps(content))
+    comparison = read_comparison(path)
+    assert comparison.pick is None
+    assert (
+        "recipe=default reaches a lower test loss than recipe=classic, 0.2150 instead of 0.5150: 0.3000 less"
+        in sentences(comparison)[0]
+    )
+
+
+def test_strategies_with_the_same_settings_are_not_judged_by_accuracy(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", [DDP, ALLREDUCE], step_s=STEP_S, repeats=4)
+    set_accuracies(path, lambda strategy, repeat: (0.8 if strategy == "ddp" else 0.95) + 0.004 * repeat)
+    comparison = read_comparison(path)
+    assert comparison.learning is None
+    assert comparison.pick == "ddp"

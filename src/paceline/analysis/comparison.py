@@ -11,34 +11,32 @@ from typing import Any
 from paceline.analysis.caveats import caveats
 from paceline.analysis.costs import CostTable, cost_of, cost_table
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
-from paceline.analysis.divergence import DivergedRun, diverged_runs, divergence_of
+from paceline.analysis.divergence import DivergedRun, diverged_runs
 from paceline.analysis.exclusions import ALTERNATIVES, Exclusion, exclusions
+from paceline.analysis.learning import Learning, accuracy_gain, converging_runs, learning_of
 from paceline.analysis.loss_difference import LossDifference, loss_differences
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, rank_step_spread
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import (
     LEVEL,
-    MIN_REPEATS,
     Estimate,
     estimate_levels,
     estimate_shares,
     estimate_times,
     median_time,
-    paired_difference,
 )
 from paceline.analysis.steps.candidate_split import CandidateSplit, candidate_split
 from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
 from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.errors import DivergenceError
+from paceline.formatting import join_names
 from paceline.records import RunRecord
 from paceline.records.events import EvaluationEvent, FailureEvent, InterruptedEvent, ParityEvent, events_of
 from paceline.records.examination import Examination
 from paceline.records.experiment import Candidate
-from paceline.records.summary import EvaluationResult, StalenessSummary, Summary
+from paceline.records.summary import StalenessSummary, Summary
 from paceline.records.writer import json_safe
-
-Repeat = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -222,12 +220,29 @@ class Comparison:
         """Recommended candidate: the baseline if it is faster beyond doubt, else the winner; None if undecided.
 
         A candidate that does not compute the same as one process is never recommended: without another one, it is the
-        baseline, where that was measured.
+        baseline, where that was measured. Nor is the fastest of several settings if another one learns better: that is
+        no question of speed alone.
         """
+        if self.better_learned is not None:
+            return None
         baseline = self.over_one_process()
         if baseline is not None and (not self.computes_same or (baseline[1].high is not None and baseline[1].high < 1)):
             return baseline[0].candidate.name
         return self.decision.first if self.decision.outcome == "winner" and self.computes_same else None
+
+    @cached_property
+    def learning(self) -> Learning | None:
+        """Candidate with the best test result, where settings differ between candidates that compute the same."""
+        if self.decision.first is None or not self.computes_same:
+            return None
+        same = [row.candidate for row in self.with_role("candidate") if row.exclusion is None]
+        return learning_of(self.record_set, same, self.decision.first)
+
+    @property
+    def better_learned(self) -> Learning | None:
+        """Candidate that has clearly learned better than the fastest one; None if there is none."""
+        found = self.learning
+        return None if found is None or not found.is_clear or found.best == self.decision.first else found
 
     @property
     def alternatives(self) -> list[Alternative]:
@@ -281,7 +296,11 @@ def compare(record_set: RecordSet) -> Comparison:
         decision=decide(exact or record_set.candidates, costs, _interim_analyses(record_set), failures.keys()),
         proofs=[_proof(event) for event in events_of(record_set.events, ParityEvent)],
         loss_differences=loss_differences(record_set, reference),
-        warnings=[*_other_reference(record_set, reference, failures), *caveats(record_set, spreads)],
+        warnings=[
+            *_other_reference(record_set, reference, failures),
+            *_contradictions([row.candidate.name for row in rows if row.is_measured], reference, costs),
+            *caveats(record_set, spreads),
+        ],
         interrupted=bool(events_of(record_set.events, InterruptedEvent)),
     )
 
@@ -323,6 +342,17 @@ def _other_reference(record_set: RecordSet, reference: str | None, failed: Colle
     if record_set.reference is not None and reference != record_set.reference:
         reason = "failed" if record_set.reference in failed else "was not measured"
         yield f"{record_set.reference} {reason}, so ratios are relative to {reference}."
+
+
+def _contradictions(names: Sequence[str], reference: str | None, costs: CostTable) -> Iterable[str]:
+    """Yield a note on candidates whose ratio to the reference contradicts the median times beside it."""
+    found = [name for name in names if reference is not None and costs.contradicts_medians(name, reference)]
+    if found:
+        yield (
+            f"{join_names(found)}: the ratio to {reference} and the median times contradict each other, because ratios "
+            "are paired by repeat and medians are not. The ratio is more reliable, since the load of the machine "
+            "changes from repeat to repeat."
+        )
 
 
 def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: CostTable) -> Candidate | None:
@@ -410,47 +440,8 @@ def _above_bound(candidate: Candidate, candidates: Sequence[Candidate], costs: C
     return None if ratio is None else ratio.complement()
 
 
-def accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Estimate | None:
-    """Return the difference of test accuracies, with an interval that includes the sampling error of the test set.
-
-    None for fewer than `MIN_REPEATS` common seeds. The interval is corrected for the number of candidates.
-
-    Accuracies are multiples of 1 ÷ test samples, so a few repeats may show the same difference without any spread. Each
-    side has the binomial variance p(1 − p)/n over the choice of n test samples. All repeats use the same test samples,
-    so more repeats do not reduce this variance.
-    """
-    if reference is None or name == reference:
-        return None
-    ones, others = _accuracies(record_set, name), _accuracies(record_set, reference)
-    common = [repeat for repeat in ones if repeat in others]
-    runs = [recorded.run for one in (name, reference) for recorded in record_set.recorded_runs_of(one)]
-    tested = [test.samples for test in map(_test, runs) if test]
-    if len(common) < MIN_REPEATS or not tested or min(tested) < 1:
-        return None
-    shares = [statistics.fmean(side[repeat] for repeat in common) for side in (ones, others)]
-    variance = sum(share * (1 - share) for share in shares) / min(tested)
-    level = 1 - ERROR_RATE / max(1, len(record_set.candidates) - 1)
-    return paired_difference(ones, others, level, shared_variance=variance)
-
-
-def _accuracies(record_set: RecordSet, name: str) -> dict[Repeat, float]:
-    """Return test accuracies by repeat, of the runs that count."""
-    tests = {repeat: _test(run) for repeat, run in converging_runs(record_set, name).items()}
-    return {repeat: test.accuracy for repeat, test in tests.items() if test and test.accuracy is not None}
-
-
-def converging_runs(record_set: RecordSet, name: str) -> dict[Repeat, RunRecord]:
-    """Return the runs of a candidate whose losses and accuracies count: they are finished and have not diverged."""
-    runs = record_set.runs_of(name).items()
-    return {repeat: run for repeat, run in runs if run.finished and divergence_of(run) is None}
-
-
 def _over_limit_share(staleness: StalenessSummary) -> float | None:
     return (staleness.damped + staleness.dropped) / staleness.gradients if staleness.gradients else None
-
-
-def _test(run: RunRecord) -> EvaluationResult | None:
-    return run.summary.test if run.summary else None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -10,12 +10,14 @@ from typing import Any
 
 from paceline.analysis.moderated_variance import Variance, prior_of_pair, prior_of_windows, window_variance
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.statistics import LEVEL, Estimate, paired_ratio
+from paceline.analysis.statistics import LEVEL, Estimate, median_time, paired_ratio
 from paceline.analysis.steps.timing import counted_windows, step_time, windows_of
 from paceline.records import RunRecord
 from paceline.records.events import LogEvent
 
 TimingKey = tuple[int, int]
+VISIBLE = 0.005
+"""Smallest relative difference that tables show."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,18 @@ class CostTable(Mapping[str, Mapping[Any, float]]):
         """
         ones, others = self.costs.get(one, {}), self.costs.get(other, {})
         return paired_ratio(ones, others, level, self._prior_of_pair(one, other))
+
+    def contradicts_medians(self, one: str, other: str) -> bool:
+        """Return whether the ratio of two candidates and that of their median times differ in direction.
+
+        A ratio is paired by repeat, and medians are not, so both may be right where the load of the machine changes.
+        """
+        ratio = self.ratio(one, other)
+        if ratio is None or ratio.repeats == 0:  # Without common repeats it is the ratio of the medians.
+            return False
+        medians = median_time(self.costs[one].values()) / median_time(self.costs[other].values())
+        differences = ratio.value - 1, medians - 1
+        return differences[0] * differences[1] < 0 and min(map(abs, differences)) > VISIBLE
 
     def level_prior(self, name: str) -> Variance | None:
         """Return the prior for the variance of a candidate's own times.

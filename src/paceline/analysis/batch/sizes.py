@@ -19,14 +19,12 @@ from paceline.analysis.comparison import (
     Alternative,
     CandidateRow,
     Comparison,
-    Repeat,
-    accuracy_gain,
     compare,
-    converging_runs,
     is_tested_in_training,
 )
 from paceline.analysis.curves import highest_rate, result_at, validation_curve
 from paceline.analysis.decision import ERROR_RATE
+from paceline.analysis.learning import Repeat, accuracy_gain, converging_runs
 from paceline.analysis.other_load import is_notable
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscription, placement_notes, unequal_cores

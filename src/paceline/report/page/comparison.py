@@ -201,6 +201,11 @@ def _tag(comparison: Comparison, row: CandidateRow) -> str:
         return outcome(row)
     if name == comparison.pick:
         return "pick"
+    better = comparison.better_learned
+    if better is not None and name == better.best:
+        return "more accurate" if better.measure == "accuracy" else "lower test loss"
+    if better is not None and name == decision.first:
+        return "fastest"
     if row.candidate.role != "candidate":
         return row.candidate.role
     if decision.outcome == "equal" and name in (decision.first, decision.second):

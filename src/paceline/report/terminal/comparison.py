@@ -79,6 +79,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "reference": comparison.reference,
         "verdict": sentences(comparison),
         "pick": comparison.pick,
+        "learning": None if comparison.learning is None else comparison.learning.to_dict(),
         "decision": comparison.decision.to_dict(),
         "alternatives": [alternative.to_dict() for alternative in comparison.alternatives],
         "interrupted": comparison.interrupted,

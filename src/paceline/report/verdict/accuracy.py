@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from paceline.analysis.chance import Chance, chance_of, epochs_of, is_trained_enough
 from paceline.analysis.comparison import Alternative, CandidateRow, Comparison
+from paceline.analysis.learning import SMALL_DIFFERENCE, Learning
 from paceline.analysis.statistics import Estimate
-from paceline.formatting import ACCURACY, interval, number, percent, plural, short
+from paceline.formatting import ACCURACY, LOSS, factor, interval, number, percent, plural, short
 
 POINTS = "percentage points"
-NO_DIFFERENCE = 0.02
-"""Difference in test accuracy that is treated as none if the whole interval is smaller."""
 
 
 def accuracy_sentences(comparison: Comparison) -> Iterator[str]:
@@ -20,14 +19,56 @@ def accuracy_sentences(comparison: Comparison) -> Iterator[str]:
     if chance is not None:
         yield _all_at_chance(comparison, chance)
         return
+    learning = comparison.learning
+    is_in_headline = comparison.better_learned is not None and comparison.decision.outcome == "winner"
+    if learning is not None and not is_in_headline:
+        yield f"{learning_clause(comparison, learning)}."
     priced = {alternative.row.candidate.name for alternative in comparison.alternatives}
+    said = set() if learning is None else {learning.best, learning.other}
     for row in _tested(comparison):
         gain = row.accuracy_gain
-        if gain is not None and not gain.spans(0) and row.candidate.name not in priced:
+        name, is_said = row.candidate.name, {row.candidate.name, comparison.reference} == said
+        if gain is not None and not gain.spans(0) and name not in priced and not is_said:
             yield (
                 f"{row.candidate.name}: the test accuracy is {_difference(gain)} than "
                 f"that of {comparison.reference}, which exceeds the spread between seeds."
             )
+
+
+def learning_clause(comparison: Comparison, learning: Learning) -> str:
+    """Return which setting has learned best, and by how much against the spread between seeds, as a clause."""
+    best, other, difference = learning.best, learning.other, learning.difference
+    if learning.measure == "accuracy":
+        measure, direction, unit = "test accuracy", ("highest", "higher", "more"), f" {POINTS}"
+        values = percent(learning.best_value), percent(learning.other_value)
+    else:
+        measure, direction, unit = "test loss", ("lowest", "lower", "less"), ""
+        values = number(learning.best_value), number(learning.other_value)
+    if difference is None or difference.low is None or difference.high is None:
+        seeds = plural(learning.seeds, "seed")
+        reached = f"{best} reached a {measure} of {values[0]}, {other} {values[1]}"
+        return f"{reached}, with {seeds}: too few to say which is better"
+    shown = ACCURACY if learning.measure == "accuracy" else LOSS
+    if learning.is_clear:
+        length = "" if best == comparison.decision.first else f"; {_longer(comparison, best)}"
+        low, high = sorted((abs(difference.low), abs(difference.high)))
+        amount = f"{shown.write(abs(difference.value))}{unit} {direction[2]} ({interval(low, high, shown)})"
+        return (
+            f"{best} reaches a {direction[1]} {measure} than {other}, {values[0]} instead of {values[1]}: {amount}, "
+            f"which exceeds the spread between seeds{length}"
+        )
+    ends = f"{shown.write(difference.value)}{unit} ({interval(difference.low, difference.high, shown)})"
+    return (
+        f"{best} reached the {direction[0]} {measure}, {values[0]}, {other} {values[1]}; the difference of {ends} is "
+        "within the spread between seeds"
+    )
+
+
+def _longer(comparison: Comparison, best: str) -> str:
+    """Return the time of a sample under the best setting against the fastest one, as a clause."""
+    assert comparison.decision.first is not None
+    ratio = comparison.speed_up(comparison.decision.first, best)
+    return "" if ratio is None else f"it takes {factor(ratio.value)} the time per sample"
 
 
 def price(comparison: Comparison, alternative: Alternative) -> str:
@@ -46,7 +87,7 @@ def price(comparison: Comparison, alternative: Alternative) -> str:
         )
     ends = interval(gain.low, gain.high, ACCURACY)
     seen = f"{ACCURACY.write(gain.value)} {POINTS} ({ends})"
-    if gain.within(-NO_DIFFERENCE, NO_DIFFERENCE):
+    if gain.within(-SMALL_DIFFERENCE, SMALL_DIFFERENCE):
         return f"It shows no measurable difference in test accuracy from {best.candidate.name}: {seen}."
     if gain.spans(0):
         return (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.analysis.comparison import Alternative, CandidateRow, Comparison
 from paceline.analysis.exclusions import Exclusion
 from paceline.formatting import FACTOR, factor, interval, plural, seconds
-from paceline.report.verdict.accuracy import price
+from paceline.report.verdict.accuracy import learning_clause, price
 from paceline.report.verdict.phrases import MORE_REPEATS, communication_cost, few_repeats, interval_and_repeats
 
 REMARKS: dict[Exclusion, str] = {
@@ -77,7 +77,13 @@ def _winner(comparison: Comparison) -> Iterator[str]:
     assert decision.level is not None
     ratio, repeats = decision.ratio, plural(decision.ratio.repeats, "repeat")
     certainty = interval_and_repeats(ratio, decision.level)
-    if decision.outcome == "winner":
+    learning = comparison.better_learned
+    if decision.outcome == "winner" and learning is not None:
+        yield (
+            f"{decision.first} is the fastest: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast "
+            f"as {decision.second}, the next best{same}{certainty}. But {learning_clause(comparison, learning)}."
+        )
+    elif decision.outcome == "winner":
         pick = "Pick" if comparison.pick == decision.first else "Of the distributed strategies, pick"
         yield (
             f"{pick} {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "

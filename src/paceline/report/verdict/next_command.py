@@ -30,6 +30,9 @@ def next_command(comparison: Comparison) -> str | None:
         return None
     if comparison.pick is None and not comparison.computes_same:
         return _compare_with_default(comparison)
+    learning = comparison.learning
+    if learning is not None and learning.is_clear:
+        return _train(comparison, comparison.row(learning.best).candidate)
     if comparison.pick is None and comparison.decision.outcome == "undecided":
         return _compare_longer(comparison)
     return _train(comparison, comparison.row(comparison.pick or comparison.decision.first).candidate)

@@ -40,7 +40,7 @@ def _gain_over_one_process(comparison: Comparison) -> Iterator[str]:
         elif gain.spans(1):
             ratio = f"{factor(gain.value)} as fast{in_brackets(gain)}"
             yield f"{ranks} shows no measurable difference in speed from one process: {ratio}{because}"
-        elif gain.value > 1:
+        elif gain.value > 1 or comparison.better_learned is not None:  # Otherwise the headline advises one process.
             yield f"{ranks} is {factor(gain.value)} as fast as one process{in_brackets(gain)}{because}"
     elif best.above_bound is not None and best.above_bound.value > 0:
         most = without_exchange(best.above_bound.value, "its")
