@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from batch_on_disk import read_batch_sizes, write_batch_sizes
 from commands import paceline
 from contrast import contrast
 from examinations import examination, rank_info
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.records.examination import write_examination
 from paceline.records.experiment import Candidate
+from paceline.report.page.batch import write_batch_page
 from paceline.report.page.comparison import write_page
 from paceline.report.page.scaling import write_scaling_page
 from scaling_on_disk import read_scaling, write_scaling
@@ -394,6 +396,36 @@ def test_print_is_light_whole_and_without_controls(browser: Any, real_page: Path
             assert page.locator(f"{selector}:visible").count() == 0, selector
         assert page.evaluate("document.documentElement.scrollWidth") <= PAPER["width"]
         until(page, FITS)
+
+
+@pytest.fixture(scope="session")
+def batch_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Page of an experiment over batch sizes with all its sections."""
+    folder = tmp_path_factory.mktemp("batch")
+    experiment = write_batch_sizes(folder / "experiment", is_tested=True)
+    write_examination(experiment, examination(rank_info(0, busy_cores=1.5), rank_info(1)))
+    write_batch_page(read_batch_sizes(experiment), folder / "batch.html")
+    return folder / "batch.html"
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 760])
+@pytest.mark.parametrize("name", ["batch_page", "real_page"])
+def test_the_navigation_shows_every_section(
+    browser: Any, request: pytest.FixtureRequest, name: str, width: int
+) -> None:
+    with Opened(browser, request.getfixturevalue(name), viewport={"width": width, "height": 900}) as opened:
+        links = opened.page.locator(".top li a")
+        boxes = [link.bounding_box() for link in links.all()]
+        assert len(boxes) > 6
+        bar = opened.page.locator(".top").bounding_box()
+        brand, button = (opened.page.locator(own).bounding_box() for own in (".top .brand", "#theme"))
+        for box in boxes:
+            assert brand["x"] + brand["width"] <= box["x"], "no link is under the name"
+            assert box["x"] + box["width"] <= button["x"], "no link is cut off"
+            assert box["y"] >= bar["y"]
+            assert box["y"] + box["height"] <= bar["y"] + bar["height"]
+        lines = {round(box["y"]) for box in boxes}
+        assert len(lines) == 1 or width < 1280, "in a wide window, all are in one line"
 
 
 def test_a_window_made_narrow_needs_no_sideways_scrolling(browser: Any, real_page: Path) -> None:

@@ -74,6 +74,8 @@ class BatchSection:
 
     name: str
     title: str
+    link: str
+    """Name in the navigation, which has room for a few words of each section."""
     lede: str
     table: PageTable
 
@@ -154,31 +156,35 @@ def _caption(found: BatchSizes) -> str:
 LEDES = {
     "time": (
         "Time and throughput",
+        "Time",
         "One epoch is one pass over the training data. Its time is given with data loading, and without it.",
     ),
     "communication": (
         "Computation and communication",
+        "Communication",
         "Seconds of an epoch in which a rank computes and in which communication is in progress; both at once count in "
         "both.",
     ),
     "resources": (
         "Memory and processors",
+        "Processors",
         "Memory of the rank that needs most, the cores that all ranks keep busy, and the share of the processors' peak "
         "that the model uses.",
     ),
     "training": (
         "Loss and accuracy",
+        "Training",
         "At equal time, every run is compared when the first run of its repeat ended.",
     ),
 }
-"""Title and introduction of each section."""
+"""Title, name in the navigation and introduction of each section."""
 
 
 def _sections(found: BatchSizes) -> list[BatchSection]:
     """Return the sections whose tables have figures."""
     return [
-        BatchSection(name, title, _at_the_end(found, name) + lede, _table(found, name))
-        for name, (title, lede) in LEDES.items()
+        BatchSection(name, title, link, _at_the_end(found, name) + lede, _table(found, name))
+        for name, (title, link, lede) in LEDES.items()
         if not all(column.is_empty for column in page_columns(BATCH_TABLES[name], found.points))
     ]
 
