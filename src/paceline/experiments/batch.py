@@ -79,7 +79,8 @@ def batch(
         estimator = TimeEstimator(
             guess_times(candidate_configs, trials, place, partial(point_threads, threads)), slowdown=load_slowdown()
         )
-        core = None if gpus else measure_core_speed(choose_recipe(base).precision)
+        trained_in = next((trial.precision for trial in trials.values()), None)  # Of a user's recipe, too.
+        core = None if gpus else measure_core_speed(trained_in or choose_recipe(base).precision)
         design = BatchDesign(
             **points_design(config, candidate_configs, points.shapes, threads, launch),
             **dataclasses.asdict(place),

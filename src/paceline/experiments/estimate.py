@@ -15,7 +15,7 @@ from torch import nn
 
 from paceline.analysis.remaining_time import Part
 from paceline.analysis.scaling.machines import MachineLayout, machines_of
-from paceline.config import RunConfig
+from paceline.config import Precision, RunConfig
 from paceline.config.emulation import parse_hosts, payload_bytes_per_s
 from paceline.config.specs import Spec
 from paceline.errors import WorkloadError
@@ -67,6 +67,8 @@ class Trial:
     """None if the length of the data is unknown."""
     test_samples: int
     gradient_bytes: int
+    precision: Precision | None = None
+    """Number format of the recipe, which a user's workload may bring; None if it is unknown."""
 
     def batch_of(self, config: RunConfig, workers: int) -> int | None:
         """Return the global batch of a run of the same workload, at most all of the data; None if the data sets it."""
@@ -168,6 +170,7 @@ def run_trial(config: RunConfig) -> Trial:
                 train_samples=source.samples,
                 test_samples=len(workload.test) if config.evaluate and hasattr(workload.test, "__len__") else 0,
                 gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
+                precision=config.precision,
             )
     finally:
         torch.set_num_threads(before)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 from torch import nn
 
 from paceline.comm import Comm, World, open_comm
-from paceline.config import RunConfig
+from paceline.config import Precision, RunConfig
 from paceline.errors import UsageError
 from paceline.formatting import whole
 from paceline.measure.slow_rank import stopwatch_for
@@ -55,8 +57,19 @@ class RankSetup:
         return make_source(self.workload.train, self.share, batch=batch, seed=seed, reshuffle=reshuffle)
 
 
-def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: bool = False) -> RankSetup | None:
-    """Set up a rank, with a stopwatch if `timed`; called on all ranks. Return None on idle ranks."""
+def set_up_rank(
+    config: RunConfig,
+    world: World,
+    threads: int | None,
+    *,
+    timed: bool = False,
+    choose_precision: Callable[[RunConfig], Precision | None] = attrgetter("precision"),
+) -> RankSetup | None:
+    """Set up a rank, with a stopwatch if `timed`; called on all ranks. Return None on idle ranks.
+
+    `choose_precision` returns the number format to compute in, given the config with all values of the recipe, which is
+    known once the workload is loaded. `workload.recipe` keeps the number format of training.
+    """
     seed_imports(config)  # A user's strategy may be in the module of the workload, which is imported here.
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     roles = strategy.roles(world.size)
@@ -78,6 +91,7 @@ def set_up_rank(config: RunConfig, world: World, threads: int | None, *, timed: 
     workload = load_workload(config)
     assert workload.recipe is not None, "load_workload() sets the recipe"
     config = with_recipe(config, workload.recipe)
+    config = replace(config, precision=choose_precision(config))
     set_matmul_precision(config.precision, placement.device)
     seed_everything(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
     dtype = storage_dtype(config.precision)

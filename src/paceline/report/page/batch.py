@@ -167,13 +167,13 @@ LEDES = {
     ),
     "resources": (
         "Memory and processors",
-        "Processors",
+        "Memory and processors",
         "Memory of the rank that needs most, the cores that all ranks keep busy, and the share of the processors' peak "
         "that the model uses.",
     ),
     "training": (
         "Loss and accuracy",
-        "Training",
+        "Loss and accuracy",
         "At equal time, every run is compared when the first run of its repeat ended.",
     ),
 }

@@ -22,7 +22,6 @@ from paceline.training.parity.proof import prove, serve_proof, take_shards
 from paceline.training.precision import make_scaler
 from paceline.training.rank_setup import RankSetup, set_up_rank
 from paceline.training.replicas.checksums import checksums
-from paceline.workloads.recipes import choose_recipe
 
 SAMPLES_PER_MICRO_BATCH = 8
 """A mean over eight samples shows an error as well as one over a thousand, in less time."""
@@ -45,7 +44,7 @@ def prove_run(
     command: str | None = None,  # noqa: ARG001  (every task takes the same)
 ) -> None:
     """Compare the strategy's gradients with the oracle's and write the result; idle ranks wait."""
-    setup = set_up_rank(proof_config(config, world.size), world, threads)
+    setup = set_up_rank(proof_config(config, world.size), world, threads, choose_precision=proof_precision)
     if setup is None:
         world.wait_for(f"proof-{number}")
         return
@@ -61,7 +60,8 @@ def prove_run(
         check_model(copy.deepcopy(setup.model), setup.workload, source, setup.config, setup.comm.rank)
         shards, expected = _shards_and_oracle(setup)
         # A scaler changes only exponents, so the proof shows exactly whether the strategy unscales.
-        scaler = make_scaler(choose_recipe(config).precision, setup.share.device, config.on_nan)
+        assert setup.workload.recipe is not None, "load_workload() sets the recipe"
+        scaler = make_scaler(setup.workload.recipe.precision, setup.share.device, config.on_nan)
         parity = prove(
             setup.strategy, setup.workload, setup.share, setup.config, setup.comm, STEPS, shards, expected, scaler
         )
@@ -91,13 +91,19 @@ def exact_kernels() -> Iterator[None]:
 
 
 def proof_config(config: RunConfig, ranks: int) -> RunConfig:
-    """Return the configuration of a proof: fewer samples per step, and no autocast."""
+    """Return the configuration of a proof: fewer samples per step, and no rank that is slowed down."""
     workers = create(config.strategy).roles(ranks).count(Role.WORKER)
     batch = min(config.global_batch(workers), SAMPLES_PER_MICRO_BATCH * workers * config.accumulate)
-    # Under `--bn sync` ranks and oracle add in a different order. If that moves a value across 0 before a ReLU, a
-    # float32 gradient changes by 1e-3; in float64 this does not happen.
-    precision: Precision = "fp64" if config.bn == "sync" or choose_recipe(config).precision == "fp64" else "fp32"
-    return replace(config, precision=precision, batch=batch, batch_per_rank=None, slow_rank="")
+    return replace(config, batch=batch, batch_per_rank=None, slow_rank="")
+
+
+def proof_precision(config: RunConfig) -> Precision:
+    """Return the number format of a proof, given the config with its recipe: one without autocast.
+
+    Under `--bn sync` ranks and oracle add in a different order. If that moves a value across 0 before a ReLU, a float32
+    gradient changes by 1e-3; in float64 this does not happen.
+    """
+    return "fp64" if config.bn == "sync" or config.precision == "fp64" else "fp32"
 
 
 def _shards_and_oracle(setup: RankSetup) -> tuple[Shards, list[Gradients] | None]:
