@@ -131,7 +131,7 @@ def train(comm: Comm, settings: dict[str, Any], folder: str, proof: bool = False
         comm.rank, SIZE, local_rank=comm.rank, local_size=SIZE, interface="lo", ranks_sharing_cores=1,
         store=dist.HashStore(),
     )  # fmt: skip
-    config = RunConfig(**{"batch": 16, "lr": 0.01, "events": False} | settings)
+    config = RunConfig(**{"batch": 16, "events": False} | settings)
     random.seed(comm.rank)  # As in a process that has just started.
     np.random.seed(comm.rank)
     try:
@@ -221,7 +221,7 @@ def losses_of_one_process(config: RunConfig) -> list[float]:
 
 def test_an_iterable_may_use_any_global_generator(pool: Pool, tmp_path: Path) -> None:
     """Losses are those of one process on the whole batches, which they are only if all ranks iterate alike."""
-    assert errors(pool, tmp_path, "shuffled", epochs=2) == [""] * SIZE
+    assert errors(pool, tmp_path, "shuffled", lr=0.01, epochs=2) == [""] * SIZE
     expected = losses_of_one_process(RunConfig(workload=f"{HERE}:shuffled", lr=0.01, epochs=2))
     assert len(expected) == 6
     assert losses_of(read_run(tmp_path / "shuffled")) == pytest.approx(expected, rel=1e-5)
