@@ -28,7 +28,7 @@ class Learning:
 
     measure: LearningMeasure
     best: str
-    """Candidate with the highest mean test accuracy; with the lowest test loss, if the workload defines no accuracy."""
+    """Candidate with the highest median test accuracy; with the lowest test loss, if there is no accuracy."""
     best_value: float
     other: str
     """The fastest candidate; if that is the best one, the next best."""
@@ -43,7 +43,8 @@ class Learning:
     def is_clear(self) -> bool:
         """Whether the difference exceeds the spread between seeds, and is not too small to matter."""
         found = self.difference
-        if found is None or found.low is None or found.spans(0):
+        sign = {measure: sign for measure, _, sign in MEASURES}[self.measure]
+        if found is None or found.low is None or found.spans(0) or sign * found.value < 0:
             return False
         return self.measure == "loss" or not found.within(-SMALL_DIFFERENCE, SMALL_DIFFERENCE)
 
@@ -68,14 +69,14 @@ def learning_of(record_set: RecordSet, candidates: Sequence[Candidate], fastest:
         values = {name: found for name in names if (found := _values(record_set, name, read))}
         if fastest not in values or len(values) < 2:
             continue
-        means = {name: statistics.fmean(found.values()) for name, found in values.items()}
-        if measure == "accuracy" and _is_chance(record_set, list(means.values())):
+        medians = {name: statistics.median(found.values()) for name, found in values.items()}  # As tables show them.
+        if measure == "accuracy" and _is_chance(record_set, list(medians.values())):
             return None
-        ranked = sorted(means, key=lambda name: sign * means[name], reverse=True)
+        ranked = sorted(medians, key=lambda name: sign * medians[name], reverse=True)
         best, other = ranked[0], fastest if ranked[0] != fastest else ranked[1]
         common = [repeat for repeat in values[best] if repeat in values[other]]
         gain = accuracy_gain if measure == "accuracy" else _loss_difference
-        return Learning(measure, best, means[best], other, means[other], len(common), gain(record_set, best, other))
+        return Learning(measure, best, medians[best], other, medians[other], len(common), gain(record_set, best, other))
     return None
 
 
