@@ -10,7 +10,7 @@ from paceline.config.recipe import Recipe, is_recipe_file, override_by_run, read
 from paceline.errors import UsageError, unknown_name
 from paceline.workloads.names import is_user_workload
 
-DEFAULT, CLASSIC = "default", "classic"
+DEFAULT, CLASSIC, SGD = "default", "classic", "sgd"
 
 RECIPES: Mapping[str, Mapping[str, Recipe]] = {
     "cnn": {
@@ -39,6 +39,19 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
     },
     "resnet18": {
         DEFAULT: Recipe(
+            optimizer="muon",
+            lr=0.006,
+            reference_batch=512,
+            scale_lr="sqrt",
+            momentum=0.95,
+            weight_decay=0.3,
+            schedule="triangular",
+            warmup_epochs=2.0,
+            warmup_steps=100,
+            label_smoothing=0.1,
+            cutout=12,
+        ),
+        SGD: Recipe(
             lr=0.2,
             scale_lr="sqrt",
             nesterov=True,
@@ -47,13 +60,16 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
             warmup_epochs=2.0,
             warmup_steps=100,
             label_smoothing=0.1,
+            cutout=12,
             zero_gamma=True,
         ),
         CLASSIC: Recipe(lr=0.1),
     },
 }
 """Recipes by model and name. `default` trains at every batch size; `classic` has the settings of the published
-experiments (docs/classic.md): SGD with momentum 0.9, weight decay 1e-4 and a constant learning rate."""
+experiments (docs/classic.md): SGD with momentum 0.9, weight decay 1e-4 and a constant learning rate. `sgd` is the best
+that was found for SGD, where the default is another optimiser: Muon reaches a higher accuracy in 30 epochs, but its
+steps cost more, on a CPU with small batches most of all."""
 
 
 def choose_recipe(config: RunConfig, own: Recipe | None = None) -> Recipe:
