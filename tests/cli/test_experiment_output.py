@@ -95,9 +95,10 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Substitute for ranks in the commands of a test, which make no estimates and render no page."""
-    for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
-        monkeypatch.setattr(f"{module}.run_trials", lambda _: {})
-        monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
+    for module in ("training_targets", "scale"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.run_trials", lambda _: {})
+    for module in ("training_targets", "points"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.prepare_data", lambda _: None)
     monkeypatch.setattr("paceline.report.page.comparison.render", lambda _: "page")
     monkeypatch.setattr("paceline.report.page.scaling.render_scaling", lambda _: "page")
     monkeypatch.setattr("paceline.cli.interrupts.REPEAT_WINDOW_S", 0.0)

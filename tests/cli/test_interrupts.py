@@ -42,7 +42,7 @@ COMMAND = [
     )
 ]
 DISPLAY = [SOURCES / "report/live/live_table.py", SOURCES / "report/live/run.py"]
-SCALING = [SOURCES / "experiments/scale.py", SOURCES / "experiments/scaling/experiment.py"]
+SCALING = [SOURCES / "experiments" / name for name in ("points.py", "scaling/experiment.py")]
 QUICK = ("--steps", "8", "--no-doctor", "--no-proof", "--repeats", "2", "--out", "out")
 COMPARE = ("compare", *QUICK, "--strategies", "allreduce,ddp", "--ranks", "2", "--batch", "32", "--max-repeats", "2")
 SCALE = ("scale", *QUICK, "--strategies", "ddp", "--ranks", "1,2", "--batch-per-rank", "16", "--mode", "weak")
@@ -99,9 +99,10 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
-        monkeypatch.setattr(f"{module}.run_trials", lambda _: {})
-        monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
+    for module in ("training_targets", "scale"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.run_trials", lambda _: {})
+    for module in ("training_targets", "points"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.prepare_data", lambda _: None)
     # Built once: typer would build the command again for each call.
     monkeypatch.setattr(sys.modules["paceline.cli.main"], "app", get_command(app))
     monkeypatch.setattr("paceline.report.page.comparison.render", lambda _: "page")
@@ -214,6 +215,7 @@ def test_ctrl_c_before_the_first_measurement_prints_no_traceback(
     files = (
         "cli/options.py",
         "cli/compare.py",
+        "cli/experiment_requests.py",
         "cli/experiment_output.py",
         "experiments/compare.py",
         "experiments/engine.py",
