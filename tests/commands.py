@@ -1,8 +1,8 @@
 """Run `paceline` commands in separate processes, in the folder of the users' modules.
 
-Most of the time of a command is the import of torch. `paceline` therefore forks each command, and each rank that the
-command starts, from a process that has imported it. `start` starts new processes, for tests that send signals to the
-process group.
+Most of the time of a command is the import of torch. Each command, and each rank and emulated host that it starts, is
+therefore forked from a process that has imported it. `start_new` starts new processes, for commands that another
+program starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from preloaded import SERVER, use_preloaded_ranks
+from preloaded import SERVER, run_here
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
@@ -92,24 +92,21 @@ def _run(
     stderr: Path,
 ) -> None:
     """Run `python -m paceline` in the forked process."""
-    from paceline.cli import main
-
     if cores is not None:
         os.sched_setaffinity(0, cores)
+    os.setsid()  # A new process group, as a shell makes.
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    sys.stdout, sys.stderr = stdout.open("w"), stderr.open("w")
+    sys.stdout, sys.stderr = stdout.open("a"), stderr.open("a", buffering=1)
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
-    sys.argv = ["paceline", *arguments]
     mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
-    use_preloaded_ranks(ranks)
-    main()
+    run_here(arguments, ranks)
 
 
-def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
+def start_new(*arguments: str, by: Sequence[str]) -> subprocess.Popen[str]:
     """Start a command in a new process group, as a shell does; `by` is a command that starts it, for example nohup."""
     return subprocess.Popen(
         [*by, *command(*arguments)],

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from commands import paceline, start, wait_until
+from commands import forked, paceline, start_new, wait_until
 from paceline.analysis.steps.timing import losses_of
 from paceline.records import read_run
 from paceline.records.events import EstimateEvent, FailureEvent, InterruptedEvent
@@ -274,12 +274,14 @@ def test_ctrl_c_reports_the_runs_measured_so_far(tmp_path: Path, when: str) -> N
     out = tmp_path / "out"
     what = ("user_workloads:plain", "--strategies", "allreduce,ddp", "--batch", "16", "--ranks", "2", "--steps", "20")
     how = ("--repeats", "9", "--max-repeats", "9", "--no-doctor", *(["--no-proof"] if when != "proof" else []))
-    process = start("compare", *what, *how, "--out", str(out))
-    wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
-    ranks = [p for p in psutil.process_iter(["cmdline"]) if str(out) in " ".join(p.info["cmdline"] or [])]
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    with forked("compare", *what, *how, "--out", str(out)) as process:
+        wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        assert len(ranks) >= 2
+        os.killpg(process.pid, signal.SIGINT)
+        done = process.wait()
+    output = done.stdout + done.stderr
+    assert done.returncode == 130, output
     assert "interrupted" in output
     assert (out / "report.html").is_file(), output
     wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), "the ranks have ended")
@@ -300,7 +302,7 @@ def test_ctrl_c_while_the_report_is_written_does_not_stop_it(tmp_path: Path) -> 
     out.mkdir()
     in_a_pipe = ["sh", "-c", 'mkfifo "$0/.report.html.$$" && exec "$@"', str(out)]
     what = ("user_workloads:plain", "--strategies", "allreduce,ddp", *ONCE)
-    process = start("compare", *what, "--out", str(out), by=in_a_pipe)
+    process = start_new("compare", *what, "--out", str(out), by=in_a_pipe)
     wait_until(lambda: list(out.glob(".report.html.*")), "the pipe exists")
     pipe = os.open(out / f".report.html.{process.pid}", os.O_RDWR | os.O_NONBLOCK)
     wait_until(lambda: select.select([pipe], [], [], 0)[0] or process.poll() is not None, "the page is being written")
