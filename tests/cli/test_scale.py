@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def test_hosts_on_one_machine_share_its_cores(tmp_path: Path) -> None:
     what = ("scale", "user_workloads:plain", "--strategies", "ddp", "--ranks", "1,2", "--repeats", "1", "--steps", "8")
     how = ("--batch", "16", "--no-doctor", "--no-proof", "--hosts", "2", "--master", free_master())
     arguments = (*what, *how, "--out", str(tmp_path / "out"), "--json", "--node-rank")
-    with forked(*arguments, "0", cores={core}) as first, forked(*arguments, "1", cores={core}) as second:
+    on_one_core = partial(os.sched_setaffinity, 0, {core})
+    with forked(*arguments, "0", setup=on_one_core) as first, forked(*arguments, "1", setup=on_one_core) as second:
         leader, follower = first.wait(), second.wait()
     assert [leader.returncode, follower.returncode] == [0, 0], leader.stderr + follower.stderr
     assert follower.stdout == ""

@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from commands import LIMIT_S, USER_CODE, forked, paceline, start_new, wait_until
+from commands import LIMIT_S, USER_CODE, forked, paceline, wait_until
 from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, payload_of
 from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
@@ -333,15 +334,16 @@ def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
 
 def test_nohup_ignores_sighup_and_ctrl_c_keeps_the_record(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start_new("train", *SLOW, "--out", str(out), by=["nohup"])
-    wait_until(lambda: steps_done(out) > 0, "the first step")
-    os.killpg(process.pid, signal.SIGHUP)
-    done = steps_done(out)
-    wait_until(lambda: steps_done(out) > done + 30 or process.poll() is not None, "30 more steps")
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"interrupted; the record so far is in {out}" in output.replace("\n", "")
+    nohup = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    with forked("train", *SLOW, "--out", str(out), setup=nohup) as process:
+        wait_until(lambda: steps_done(out) > 0, "the first step")
+        os.killpg(process.pid, signal.SIGHUP)
+        begun = steps_done(out)
+        wait_until(lambda: steps_done(out) > begun + 30, "30 more steps")
+        os.killpg(process.pid, signal.SIGINT)
+        done = process.wait()
+    assert done.returncode == 130
+    assert f"interrupted; the record so far is in {out}" in done.stderr.replace("\n", "")
     assert not ranks_of(out)
     record = read_run(out)
     assert not record.finished
