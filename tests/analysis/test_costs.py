@@ -23,6 +23,8 @@ from paceline.analysis.moderated_variance import window_variance
 from paceline.analysis.statistics import Estimate, paired_ratio
 from paceline.records.experiment import Candidate
 
+pytestmark = pytest.mark.takes(8)
+
 LEAST_COVERAGE = 0.93
 Windows = npt.NDArray[np.float64]
 Shape = tuple[int, int, int]

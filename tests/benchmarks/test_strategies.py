@@ -14,7 +14,7 @@ import pytest
 
 from commands import paceline
 
-pytestmark = pytest.mark.takes(12)
+pytestmark = pytest.mark.takes(4)
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 PAGE = """# Results

@@ -17,7 +17,7 @@ from paceline.cli.main import parse
 from paceline.config import BatchConfig
 from paceline.records.experiment import read_experiment
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(15)
 
 QUICK = ("--repeats", "1", "--no-doctor", "--no-proof")
 

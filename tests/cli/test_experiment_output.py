@@ -34,7 +34,7 @@ from paceline.records.experiment import Candidate, ExperimentRecord, read_experi
 from paceline.records.parity import Parity
 from paceline.records.reader import is_complete
 
-pytestmark = pytest.mark.takes(45)
+pytestmark = pytest.mark.takes(20)
 
 WHAT = ("--strategies", "single,allreduce,ddp", "--ranks", "2", "--batch", "32", "--steps", "8")
 HOW = ("--repeats", "3", "--max-repeats", "3", "--no-doctor", "--no-proof")

@@ -27,7 +27,7 @@ from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
 from paceline.records.experiment import Candidate, read_experiment
 
-pytestmark = pytest.mark.takes(10)
+pytestmark = pytest.mark.takes(15)
 
 SOURCES = Path(paceline.__file__).parent
 COMMAND = [
@@ -176,14 +176,19 @@ def lines_to_press_at(
 @pytest.mark.timeout(900)  # 10 s on an idle machine.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Open files are closed when the process ends.
 @pytest.mark.parametrize(
-    ("arguments", "files", "terminal"),
-    [(COMPARE, COMMAND, False), (SCALE, SCALING, False), (COMPARE, DISPLAY, True)],
-    ids=["compare", "scale", "display"],
+    ("arguments", "files", "terminal", "every"),
+    [
+        pytest.param(COMPARE, COMMAND, False, 3, id="compare, at every third line"),
+        pytest.param(COMPARE, COMMAND, False, 1, id="compare", marks=pytest.mark.soak),
+        pytest.param(SCALE, SCALING, False, 1, id="scale"),
+        pytest.param(COMPARE, DISPLAY, True, 1, id="display"),
+    ],
 )
 def test_ctrl_c_at_any_line_reports_the_runs_so_far(
     arguments: Sequence[str],
     files: Sequence[Path],
     terminal: bool,
+    every: int,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -193,7 +198,7 @@ def test_ctrl_c_at_any_line_reports_the_runs_so_far(
     pressed = lines_to_press_at(arguments, watched, monkeypatch)
     assert {Path(line.partition(":")[0]) for line in pressed.values()} == set(files)
     capfd.readouterr()
-    for number, (at, line) in enumerate(pressed.items()):
+    for number, (at, line) in enumerate(list(pressed.items())[::every]):
         keyboard = Keyboard(watched, at, again=number % 3 * 100)
         code = run_command(arguments, keyboard, monkeypatch)
         printed = capfd.readouterr()

@@ -31,7 +31,7 @@ from paceline.strategies.base.strategy import NoOptions
 from paceline.strategies.registry import ENTRIES, SETS, create, lesson
 from tries import eventually
 
-pytestmark = pytest.mark.takes(6)
+pytestmark = pytest.mark.takes(10)
 
 HELP_LIMIT_S = 0.3
 

@@ -17,7 +17,7 @@ from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import scaling
 from paceline.records.experiment import read_experiment
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(20)
 
 QUICK = ("--steps", "12", "--repeats", "1", "--batch", "32", "--no-doctor")
 

@@ -25,7 +25,7 @@ from paceline.records.events import LogEvent
 from paceline.records.experiment import read_experiment
 from tries import eventually
 
-pytestmark = pytest.mark.takes(40)
+pytestmark = pytest.mark.takes(35)
 
 SLOW = ("user_workloads:slow", "--batch", "8", "--epochs", "2000")
 

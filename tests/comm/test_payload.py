@@ -25,7 +25,7 @@ from paceline.strategies.registry import ENTRIES
 from ranks import Pool
 from registered import EXCHANGING
 
-pytestmark = pytest.mark.takes(25)
+pytestmark = pytest.mark.takes(20)
 
 MIB_ITEMS = 2**18
 """Items of four bytes in a MiB."""

@@ -26,7 +26,7 @@ from paceline.records import read_run
 from paceline.records.events import FailureEvent
 from paceline.records.experiment import CompareDesign, ExperimentRecord, read_experiment
 
-pytestmark = pytest.mark.takes(60)
+pytestmark = pytest.mark.takes(40)
 
 QUICK = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--no-doctor", "--no-proof")
 

@@ -28,7 +28,7 @@ from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 from registered import LOSSLESS, in_turn, with_options
 
-pytestmark = pytest.mark.takes(40)
+pytestmark = pytest.mark.takes(20)
 
 HERE = __name__
 BATCH, BATCHES, BAD_STEP = 16, 9, 6

@@ -28,6 +28,8 @@ from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 from registered import LOSSLESS, one_of_each_family
 
+pytestmark = pytest.mark.takes(20)
+
 HERE = __name__
 STEPS = 12
 

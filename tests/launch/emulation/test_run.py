@@ -34,7 +34,7 @@ from paceline.workloads.data.download import Remote
 from tries import eventually
 from workloads.data.published import Server
 
-pytestmark = pytest.mark.takes(45)
+pytestmark = pytest.mark.takes(25)
 
 PAYLOAD = 1448 / 1514
 """Fraction of the rate for payload; the rest is headers of Ethernet, IP and TCP."""

@@ -10,7 +10,7 @@ from commands import paceline
 from paceline.records.events import EventT, ParityEvent, UnprovenEvent
 from paceline.records.experiment import read_experiment
 
-pytestmark = pytest.mark.takes(10)
+pytestmark = pytest.mark.takes(8)
 
 QUICK = ("--ranks", "2", "--batch", "16", "--steps", "6", "--repeats", "1", "--max-repeats", "1", "--no-doctor")
 

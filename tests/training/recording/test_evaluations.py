@@ -27,6 +27,8 @@ from paceline.workloads.workload import Workload, count_top1
 from ranks import SIZE, Pool
 from registered import EXCHANGING, in_turn
 
+pytestmark = pytest.mark.takes(20)
+
 HERE = __name__
 X = torch.randn(48, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = X.mean((1, 2, 3)).gt(0).long()

@@ -20,7 +20,7 @@ from paceline.training.sync import Sync
 from paceline.workloads.models import MODELS
 from ranks import Pool
 
-pytestmark = pytest.mark.takes(18)
+pytestmark = pytest.mark.takes(10)
 
 STRATEGIES = [
     *ENTRIES,
