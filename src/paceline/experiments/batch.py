@@ -53,7 +53,7 @@ class BatchGrid(PointGrid[BatchConfig]):
         samples = next((trial.train_samples for trial in trials.values()), None)
         return without_too_large(points, samples), trials
 
-    def design(self, points: Points, shared: dict[str, Any]) -> BatchDesign:
+    def design(self, points: Points, _: Trials, shared: dict[str, Any]) -> BatchDesign:
         precision = choose_recipe(self.base).precision
         return BatchDesign(
             **shared,

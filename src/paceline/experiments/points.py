@@ -64,7 +64,7 @@ class PointGrid(ABC, Generic[PointsConfigT]):
         """Train a few samples; return the points that the data is large enough for, and the trials."""
 
     @abstractmethod
-    def design(self, points: Points, shared: dict[str, Any]) -> PointsDesign:
+    def design(self, points: Points, trials: Trials, shared: dict[str, Any]) -> PointsDesign:
         """Return the design; `shared` has the values that every grid has."""
 
 
@@ -103,7 +103,7 @@ def measure_points(
         guesses = guess_times(candidate_configs, trials, place, partial(point_threads, threads))
         estimator = TimeEstimator(guesses, slowdown=load_slowdown())
         shared = points_design(config, points, threads, launch) | dataclasses.asdict(place)
-        design = grid.design(points, shared | {"gpus": gpus, "target": target_name(base)})
+        design = grid.design(points, trials, shared | {"gpus": gpus, "target": target_name(base)})
         candidates = [one.candidate for one in candidate_configs]
         description = DESCRIPTIONS[grid.kind](
             kind=grid.kind,

@@ -34,7 +34,7 @@ class ScaleGrid(PointGrid[ScaleConfig]):
     def run_trials(self, points: Points) -> tuple[Points, Trials]:
         return points, run_trials(points.candidate_configs)
 
-    def design(self, points: Points, shared: dict[str, Any]) -> ScaleDesign:
+    def design(self, points: Points, _: Trials, shared: dict[str, Any]) -> ScaleDesign:
         batches = ScaleBatches.of(self.config, points.most_ranks)
         return ScaleDesign(**shared, modes=list(self.config.modes), batch=batches.whole, batch_per_rank=batches.share)
 
