@@ -359,6 +359,7 @@ def test_single_runs_are_combined_into_one_report(usual: dict[str, Any], tmp_pat
     assert read_run(tmp_path / "ddp-1").finished
 
 
+@pytest.mark.timing
 def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_reported(tmp_path: Path) -> None:
     result = compare(*ONCE, "--steps", "30", "--batch", "64", "--vary", "slow_rank=,1:4", out=tmp_path / "out")
     found = rows(result)

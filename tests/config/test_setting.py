@@ -174,8 +174,6 @@ from paceline.experiments.checks import settings_of
 from paceline.launch.launcher_process import Shape
 from paceline.report.verdict.next_command import OMITTED_SETTINGS
 
-pytestmark = pytest.mark.takes(5)
-
 for command in ("train", "compare", "scale", "batch", "doctor"):
     run([command, "--help"])
     print("=" * 9)

@@ -124,5 +124,5 @@ def _format_shape(shape: Shape) -> str:
 
 def shared_settings(settings: Settings) -> Settings:
     """Return the settings of one candidate that all share, for the record: each point has its strategy and batch."""
-    own = {"strategy", "batch", "batch_per_rank"}
+    own = {"strategy", *CandidatePoint.__struct_fields__}
     return {key: value for key, value in settings.items() if key not in own}
