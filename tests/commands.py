@@ -1,8 +1,7 @@
 """Run `paceline` commands in separate processes, in the folder of the users' modules.
 
-Most of the time of a command is the import of torch. `paceline` therefore forks each command, and each rank that the
-command starts, from a process that has imported it. `start` starts new processes, for tests that send signals to the
-process group.
+Most of the time of a command is the import of torch. Each command, and each rank and emulated host that it starts, is
+therefore forked from a process that has imported it.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from preloaded import SERVER, use_preloaded_ranks
+from preloaded import SERVER, run_here
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
+Setup = Callable[[], object] | None
 PRELOADED_RANKS = {"train": 4, "doctor": 4, "report": 0}
 MOST_PRELOADED_RANKS = 20
 """Ranks that are forked for a command, by its name, and for others: to fork one takes 10 ms, to import torch 2 s."""
@@ -41,10 +41,10 @@ def paceline(
 class Forked:
     """Running command that was forked from the server."""
 
-    def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...], cores: set[int] | None, ranks: int) -> None:
+    def __init__(self, folder: Path, cwd: Path, arguments: tuple[str, ...], setup: Setup, ranks: int) -> None:
         self._arguments = arguments
         self._output_files = folder / "stdout", folder / "stderr"
-        given = (arguments, cwd, dict(os.environ), cores, ranks, *self._output_files)
+        given = (arguments, cwd, dict(os.environ), setup, ranks, *self._output_files)
         self.process = SERVER.Process(target=_run, args=given)
         self.process.start()
 
@@ -65,16 +65,15 @@ class Forked:
 
 
 @contextmanager
-def forked(
-    *arguments: str, cwd: Path = USER_CODE, cores: set[int] | None = None, ranks: int | None = None
-) -> Iterator[Forked]:
-    """Start a command, on `cores` if given, and kill it at the end of the `with` block if it still runs.
+def forked(*arguments: str, cwd: Path = USER_CODE, setup: Setup = None, ranks: int | None = None) -> Iterator[Forked]:
+    """Start a command, and kill it at the end of the `with` block if it still runs.
 
-    `ranks` is the number of ranks that it starts during its life, if it is known to be another than `PRELOADED_RANKS`.
+    Its process calls `setup` first, a function that can be pickled. `ranks` is the number of ranks that it starts
+    during its life, if it is known to be another than `PRELOADED_RANKS`.
     """
     count = PRELOADED_RANKS.get(arguments[0], MOST_PRELOADED_RANKS) if ranks is None else ranks
     with tempfile.TemporaryDirectory() as folder:
-        started = Forked(Path(folder), cwd, arguments, cores, count)
+        started = Forked(Path(folder), cwd, arguments, setup, count)
         try:
             yield started
         finally:
@@ -86,40 +85,24 @@ def _run(
     arguments: tuple[str, ...],
     cwd: Path,
     environment: dict[str, str],
-    cores: set[int] | None,
+    setup: Setup,
     ranks: int,
     stdout: Path,
     stderr: Path,
 ) -> None:
     """Run `python -m paceline` in the forked process."""
-    from paceline.cli import main
-
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
+    os.setsid()  # A new process group, as a shell makes.
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    sys.stdout, sys.stderr = stdout.open("w"), stderr.open("w")
+    sys.stdout, sys.stderr = stdout.open("a"), stderr.open("a", buffering=1)
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
-    sys.argv = ["paceline", *arguments]
     mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
-    use_preloaded_ranks(ranks)
-    main()
-
-
-def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start a command in a new process group, as a shell does; `by` is a command that starts it, for example nohup."""
-    return subprocess.Popen(
-        [*by, *command(*arguments)],
-        cwd=USER_CODE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # The test runner may ignore it.
-    )
+    if setup is not None:
+        setup()
+    run_here(arguments, ranks)
 
 
 def command(*arguments: str) -> list[str]:

@@ -38,11 +38,16 @@ def in_turn(texts: Sequence[str], turn: int) -> list[Any]:
     for example two variants of `ddp`. `turn` chooses the one. Tests with different turns have different ones, so the
     suite has all of them. Whatever an exchange itself can do wrongly is tested with every strategy, not in turn.
     """
+    now = one_of_each_family(texts, turn)
+    return [pytest.param(text, marks=() if text in now else pytest.mark.soak) for text in texts]
+
+
+def one_of_each_family(texts: Sequence[str], turn: int) -> list[str]:
+    """Return one strategy of each family; `turn` chooses it."""
     families: dict[str, list[str]] = {}
     for number, text in enumerate(texts):
         families.setdefault(_family(text, texts[:number]), []).append(text)
-    now = {members[turn % len(members)] for members in families.values()}
-    return [pytest.param(text, marks=() if text in now else pytest.mark.soak) for text in texts]
+    return [members[turn % len(members)] for members in families.values()]
 
 
 def _family(text: str, before: Sequence[str]) -> str:

@@ -132,82 +132,45 @@ def replicas(**changes: Any) -> ReplicaComparisons:
     return replace(made, **changes)
 
 
+DESIGN: dict[str, Any] = {
+    "ranks": 2,
+    "hosts": 1,
+    "threads": 1,
+    "requested_threads": None,
+    "repeats": 2,
+    "max_repeats": 2,
+    "interim_analyses": 1,
+    "proof": True,
+    "target": "cnn on digits",
+    "emulated": None,
+    "host_cpus": None,
+}
+"""Design of an experiment on two ranks of one host."""
+POINTS_DESIGN: dict[str, Any] = DESIGN | {
+    "reference": "single",
+    "shapes": [ScaleShape(hosts=1, ranks_per_host=1), ScaleShape(hosts=1, ranks_per_host=2)],
+    "strategies": ["single", "ddp"],
+    "requested_ranks_per_host": [],
+    "machines": [0],
+    "machine_cores": 2.0,
+    "ranks_pinned": False,
+    "gpus": 0,
+}
+"""Design of an experiment over points on one host of two cores."""
+
+
 def compare_design(**changes: Any) -> CompareDesign:
     """Return the design of a comparison on two ranks of one host."""
-    made = CompareDesign(
-        ranks=2,
-        hosts=1,
-        ranks_per_host=2,
-        threads=1,
-        requested_threads=None,
-        repeats=2,
-        max_repeats=2,
-        interim_analyses=1,
-        reference="ddp",
-        proof=True,
-        target="cnn on digits",
-        batch=32,
-        emulated=None,
-        host_cpus=None,
-    )
-    return replace(made, **changes)
+    return CompareDesign(**DESIGN | {"ranks_per_host": 2, "reference": "ddp", "batch": 32} | changes)
 
 
 def scale_design(**changes: Any) -> ScaleDesign:
     """Return the design of a scaling experiment on one host of two cores."""
-    made = ScaleDesign(
-        ranks=2,
-        hosts=1,
-        threads=1,
-        requested_threads=None,
-        repeats=2,
-        max_repeats=2,
-        interim_analyses=1,
-        reference="single",
-        proof=True,
-        target="cnn on digits",
-        batch=256,
-        emulated=None,
-        host_cpus=None,
-        shapes=[ScaleShape(hosts=1, ranks_per_host=1), ScaleShape(hosts=1, ranks_per_host=2)],
-        modes=["strong", "weak"],
-        batch_per_rank=128,
-        strategies=["single", "ddp"],
-        requested_ranks_per_host=[],
-        machines=[0],
-        machine_cores=2.0,
-        ranks_pinned=False,
-        gpus=0,
-    )
-    return replace(made, **changes)
+    own = {"batch": 256, "batch_per_rank": 128, "modes": ["strong", "weak"]}
+    return ScaleDesign(**POINTS_DESIGN | own | changes)
 
 
 def batch_design(**changes: Any) -> BatchDesign:
     """Return the design of an experiment over batch sizes on one host of two cores."""
-    made = BatchDesign(
-        ranks=2,
-        hosts=1,
-        threads=1,
-        requested_threads=None,
-        repeats=2,
-        max_repeats=2,
-        interim_analyses=1,
-        reference="single",
-        proof=True,
-        target="cnn on digits",
-        batch=None,
-        emulated=None,
-        host_cpus=None,
-        shapes=[ScaleShape(hosts=1, ranks_per_host=1), ScaleShape(hosts=1, ranks_per_host=2)],
-        strategies=["single", "ddp"],
-        requested_ranks_per_host=[],
-        machines=[0],
-        machine_cores=2.0,
-        ranks_pinned=False,
-        gpus=0,
-        sizes=[64, 128],
-        per_rank=False,
-        trains=True,
-        core_flop_per_s=1e9,
-    )
-    return replace(made, **changes)
+    own = {"batch": None, "sizes": [64, 128], "per_rank": False, "trains": True, "core_flop_per_s": 1e9}
+    return BatchDesign(**POINTS_DESIGN | own | changes)

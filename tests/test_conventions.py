@@ -12,6 +12,8 @@ import pytest
 from paceline.config import DEFAULT_STRATEGY
 from paceline.strategies.registry import ENTRIES
 
+pytestmark = pytest.mark.takes(10)
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 SOURCES = sorted(PACKAGE.rglob("*.py"))

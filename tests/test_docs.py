@@ -54,7 +54,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     def remember(config: RunConfig, *_: Any) -> None:
         asked.append(config)
 
-    def enter(config: RunConfig, launch: LaunchConfig, compare: CompareConfig, *_: Any) -> None:
+    def enter(config: RunConfig, launch: LaunchConfig, compare: CompareConfig, *_: Any, **__: Any) -> None:
         make_candidates(config, compare, Shape(launch.hosts, launch.local_ranks(default=2)))
         raise KeyboardInterrupt  # Everything that can be known without starting a rank is known.
 

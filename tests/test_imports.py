@@ -35,15 +35,7 @@ FREE_OF_TORCH = {
     "errors",
     "formatting",
 }
-BELOW_REPORT = {
-    "analysis",
-    "plans",
-    "records",
-    "config",
-    "user_code",
-    "errors",
-    "formatting",
-}
+BELOW_REPORT = FREE_OF_TORCH - {"cli", "report"}
 REGISTRY = "paceline.strategies.registry"
 """Names of strategies, which the report may know too: it imports no strategy and no torch."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from paceline.analysis.decision import ERROR_RATE, decide
 from paceline.analysis.moderated_variance import window_variance
 from paceline.analysis.statistics import Estimate, paired_ratio
 from paceline.records.experiment import Candidate
+
+pytestmark = pytest.mark.takes(8)
 
 LEAST_COVERAGE = 0.93
 Windows = npt.NDArray[np.float64]
@@ -130,8 +133,16 @@ def relative_width(tables: Iterable[CostTable], level: float = 0.95) -> float:
     return statistics.fmean(own for own, _ in widths) / statistics.fmean(other for _, other in widths)
 
 
-@pytest.mark.parametrize(("repeats", "candidates", "count"), [(3, 2, 1000), (3, 5, 400), (5, 4, 400)])
-@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.__name__)
+def noises_and_designs() -> Iterator[Any]:
+    """Yield each noise with the smallest design and, in turn, one of two larger ones; the soak has all of them."""
+    for number, noise in enumerate(NOISES):
+        for place, design in enumerate([(3, 2, 1000), (3, 5, 400), (5, 4, 400)]):
+            now = place in (0, 1 + number % 2)
+            name = "-".join(map(str, (noise.__name__, *design)))
+            yield pytest.param(noise, *design, marks=() if now else pytest.mark.soak, id=name)
+
+
+@pytest.mark.parametrize(("noise", "repeats", "candidates", "count"), list(noises_and_designs()))
 def test_intervals_of_ratios_cover_the_true_ratio(noise: Noise, repeats: int, candidates: int, count: int) -> None:
     assert coverage(experiments(noise, repeats, candidates, count)) >= LEAST_COVERAGE
 

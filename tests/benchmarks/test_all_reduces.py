@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import run_benchmark
 
-pytestmark = pytest.mark.takes(5)
+pytestmark = pytest.mark.takes(3)
 
 
 def test_it_measures_every_all_reduce(tmp_path: Path) -> None:

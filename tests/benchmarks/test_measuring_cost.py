@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import run_benchmark
 
-pytestmark = pytest.mark.takes(7)
+pytestmark = pytest.mark.takes(10)
 
 
 def test_it_measures_every_side(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = pytest.mark.takes(12)
+from commands import paceline
+
+pytestmark = pytest.mark.takes(4)
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 PAGE = """# Results
@@ -24,13 +29,23 @@ Text after.
 """
 
 
-def benchmark(*arguments: str, out: Path, prelude: str = "") -> str:
-    words = ["strategies.py", *arguments, "--out", str(out)]
-    code = f"{prelude}import runpy, sys; sys.argv = {words!r}; sys.path.insert(0, {str(BENCHMARKS)!r}); "
+def benchmark(*arguments: str, out: Path) -> str:
+    """Run the benchmark in this process, with commands that are forked; return its output."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", ["strategies.py", *arguments, "--out", str(out)])
+        patch.syspath_prepend(str(BENCHMARKS))
+        patch.setattr(subprocess, "run", lambda command, **_: paceline(*command[3:]))
+        runpy.run_path(str(BENCHMARKS / "strategies.py"), run_name="__main__")
+    return printed.getvalue()
+
+
+def write_without_torch(page: Path, out: Path) -> None:
+    words = ["strategies.py", "--write", str(page), "--out", str(out)]
+    code = "import runpy, sys; sys.modules['torch'] = None; "
+    code += f"sys.argv = {words!r}; sys.path.insert(0, {str(BENCHMARKS)!r}); "
     code += f"runpy.run_path({str(BENCHMARKS / 'strategies.py')!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +71,7 @@ def test_it_lists_the_rounds_measured(measured: Path) -> None:
 def test_the_page_is_written_from_the_records_without_torch(measured: Path, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE)
-    benchmark("--write", str(page), out=measured, prelude="import sys; sys.modules['torch'] = None; ")
+    write_without_torch(page, measured)
     text = page.read_text()
     assert "Text before." in text
     assert text.endswith("Text after.\n")

@@ -13,11 +13,13 @@ import pytest
 from commands import forked, paceline, wait_until
 from experiments_on_disk import write_experiment
 from paceline.cli.batch import BatchRequest
-from paceline.cli.main import parse
+from paceline.cli.main import parse, run
 from paceline.config import BatchConfig
 from paceline.records.experiment import read_experiment
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(15)
+
+NEEDS_TESTS = "{} needs runs that are trained and tested.\nhint: use --epochs or --seconds instead of --steps"
 
 QUICK = ("--repeats", "1", "--no-doctor", "--no-proof")
 
@@ -119,21 +121,27 @@ def test_ctrl_c_reports_the_runs_measured_so_far(tmp_path: Path) -> None:
     assert (out / "report.html").exists()
 
 
-def test_usage_errors_are_found_before_any_rank_starts(tmp_path: Path) -> None:
-    out = ("--out", str(tmp_path / "out"))
-    done = paceline("batch", "--sizes", "32,x", *out, expect=2)
-    assert "--sizes 32,x is not a list of positive numbers: 'x'" in done.stderr
-    done = paceline("batch", "--batch", "32", *out, expect=2)
-    assert "No such option: --batch" in done.stderr
-    done = paceline("batch", "--sizes", "1", "--ranks", "2", *out, expect=2)
-    assert "A batch of 1 is not measured on 2 ranks: some would have no sample." in done.stderr
-    done = paceline("batch", "--sizes", "5000", "--ranks", "1", *out, expect=2)
-    assert "a global batch of 5,000 is more than the 1,437 samples of the training data" in done.stderr
-    for option in (("--eval-every", "5"), ("--eval-ranks",)):
-        done = paceline("batch", "--steps", "12", *option, *out, expect=2)
-        assert f"{option[0]} needs runs that are trained and tested" in done.stderr
-        assert "--no-evaluate" not in done.stderr
-        assert "hint: use --epochs or --seconds instead of --steps" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--sizes", "32,x"), "--sizes 32,x is not a list of positive numbers: 'x'"),
+        (("--batch", "32"), "No such option: --batch"),
+        (("--sizes", "1", "--ranks", "2"), "A batch of 1 is not measured on 2 ranks: some would have no sample."),
+        (
+            ("--sizes", "5000", "--ranks", "1"),
+            "a global batch of 5,000 is more than the 1,437 samples of the training data",
+        ),
+        (("--steps", "12", "--eval-every", "5"), NEEDS_TESTS.format("--eval-every")),
+        (("--steps", "12", "--eval-ranks"), NEEDS_TESTS.format("--eval-ranks")),
+    ],
+)
+def test_usage_errors_are_found_before_any_rank_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], error: str
+) -> None:
+    assert run(["batch", *arguments, "--out", str(tmp_path / "out")]) == 2
+    printed = capsys.readouterr().err
+    assert error in printed
+    assert "--no-evaluate" not in printed
     assert not (tmp_path / "out").exists()
 
 

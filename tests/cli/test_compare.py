@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from commands import paceline, start, wait_until
+from commands import forked, paceline, wait_until
 from paceline.analysis.steps.timing import losses_of
 from paceline.records import read_run
 from paceline.records.events import EstimateEvent, FailureEvent, InterruptedEvent
@@ -274,12 +274,14 @@ def test_ctrl_c_reports_the_runs_measured_so_far(tmp_path: Path, when: str) -> N
     out = tmp_path / "out"
     what = ("user_workloads:plain", "--strategies", "allreduce,ddp", "--batch", "16", "--ranks", "2", "--steps", "20")
     how = ("--repeats", "9", "--max-repeats", "9", "--no-doctor", *(["--no-proof"] if when != "proof" else []))
-    process = start("compare", *what, *how, "--out", str(out))
-    wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
-    ranks = [p for p in psutil.process_iter(["cmdline"]) if str(out) in " ".join(p.info["cmdline"] or [])]
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    with forked("compare", *what, *how, "--out", str(out)) as process:
+        wait_until(lambda: (out / when / "job.json").exists(), f"{when} has begun")
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        assert len(ranks) >= 2
+        os.killpg(process.pid, signal.SIGINT)
+        done = process.wait()
+    output = done.stdout + done.stderr
+    assert done.returncode == 130, output
     assert "interrupted" in output
     assert (out / "report.html").is_file(), output
     wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), "the ranks have ended")
@@ -298,25 +300,24 @@ def test_ctrl_c_while_the_report_is_written_does_not_stop_it(tmp_path: Path) -> 
     """The page is written to a pipe that the test reads only after Ctrl-C, so it always arrives during writing."""
     out = tmp_path / "out"
     out.mkdir()
-    in_a_pipe = ["sh", "-c", 'mkfifo "$0/.report.html.$$" && exec "$@"', str(out)]
     what = ("user_workloads:plain", "--strategies", "allreduce,ddp", *ONCE)
-    process = start("compare", *what, "--out", str(out), by=in_a_pipe)
-    wait_until(lambda: list(out.glob(".report.html.*")), "the pipe exists")
-    pipe = os.open(out / f".report.html.{process.pid}", os.O_RDWR | os.O_NONBLOCK)
-    wait_until(lambda: select.select([pipe], [], [], 0)[0] or process.poll() is not None, "the page is being written")
-    for _ in range(3):
-        os.killpg(process.pid, signal.SIGINT)
-    page = b""
-    while process.poll() is None or select.select([pipe], [], [], 0)[0]:
-        if select.select([pipe], [], [], 0.1)[0]:
-            page += os.read(pipe, 1 << 20)
-    os.close(pipe)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
+    with forked("compare", *what, "--out", str(out)) as command:
+        os.mkfifo(out / f".report.html.{command.pid}")
+        pipe = os.open(out / f".report.html.{command.pid}", os.O_RDWR | os.O_NONBLOCK)
+        wait_until(lambda: select.select([pipe], [], [], 0)[0], "the page is being written")
+        for _ in range(3):
+            os.killpg(command.pid, signal.SIGINT)
+        page = b""
+        while command.process.is_alive() or select.select([pipe], [], [], 0)[0]:
+            if select.select([pipe], [], [], 0.1)[0]:
+                page += os.read(pipe, 1 << 20)
+        os.close(pipe)
+        done = command.wait()
+    assert done.returncode == 130, done
+    assert "Traceback" not in done.stderr
     assert page.rstrip().endswith(b"</html>")
     assert (out / "report.html").exists()
-    assert "report: " in output
+    assert "report: " in done.stdout
 
 
 def test_too_few_steps_are_an_error(tmp_path: Path) -> None:
@@ -358,6 +359,7 @@ def test_single_runs_are_combined_into_one_report(usual: dict[str, Any], tmp_pat
     assert read_run(tmp_path / "ddp-1").finished
 
 
+@pytest.mark.timing
 def test_a_rank_that_is_slowed_on_purpose_computes_the_same_and_is_reported(tmp_path: Path) -> None:
     result = compare(*ONCE, "--steps", "30", "--batch", "64", "--vary", "slow_rank=,1:4", out=tmp_path / "out")
     found = rows(result)

@@ -18,7 +18,7 @@ from paceline.measure.host import boot_id
 from paceline.records.examination import Examination, read_examination
 from paceline.records.reader import read_run
 
-pytestmark = pytest.mark.takes(15)
+pytestmark = pytest.mark.takes(20)
 
 
 @pytest.fixture(scope="module")

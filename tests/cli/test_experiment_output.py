@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commands import paceline, start, wait_until
+from commands import forked, paceline, wait_until
 from examinations import examination
 from experiments_on_disk import PROVENANCE, write_run
 from paceline.analysis.comparison import compare
@@ -34,7 +34,7 @@ from paceline.records.experiment import Candidate, ExperimentRecord, read_experi
 from paceline.records.parity import Parity
 from paceline.records.reader import is_complete
 
-pytestmark = pytest.mark.takes(45)
+pytestmark = pytest.mark.takes(20)
 
 WHAT = ("--strategies", "single,allreduce,ddp", "--ranks", "2", "--batch", "32", "--steps", "8")
 HOW = ("--repeats", "3", "--max-repeats", "3", "--no-doctor", "--no-proof")
@@ -95,9 +95,10 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Substitute for ranks in the commands of a test, which make no estimates and render no page."""
-    for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
-        monkeypatch.setattr(f"{module}.run_trials", lambda _: {})
-        monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
+    for module in ("training_targets", "scale"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.run_trials", lambda _: {})
+    for module in ("training_targets", "points"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.prepare_data", lambda _: None)
     monkeypatch.setattr("paceline.report.page.comparison.render", lambda _: "page")
     monkeypatch.setattr("paceline.report.page.scaling.render_scaling", lambda _: "page")
     monkeypatch.setattr("paceline.cli.interrupts.REPEAT_WINDOW_S", 0.0)
@@ -322,21 +323,20 @@ def test_real_runs_go_on_after_kill_and_after_ctrl_c(tmp_path: Path, monkeypatch
     arguments = (*what, *how, "--out", str(out))
     begun = out / "repeat-1/2-schemes-Held/run.json"
 
-    killed = start(*arguments)
-    wait_until(begun.exists, "the second run has begun")
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate(timeout=60)
+    with forked(*arguments) as killed:
+        wait_until(begun.exists, "the second run has begun")
+        os.killpg(killed.pid, signal.SIGKILL)
     kept = {path: path.stat().st_mtime_ns for path in out.glob("repeat-1/1-allreduce/*") if path.is_file()}
 
-    stopped = start(*arguments)
-    wait_until(lambda: (out / "incomplete-1").exists() and begun.exists(), "the second run has begun again")
-    refused = paceline(*arguments, expect=8)
-    assert f"error: another process is measuring in {out}." in refused.stderr
-    os.killpg(stopped.pid, signal.SIGINT)
-    printed, _ = stopped.communicate(timeout=60)
-    assert stopped.returncode == 130, printed
-    assert f"goes on in {out}: 1 of 6 runs are there" in printed
-    assert f"to go on: paceline {' '.join((*what, *how))} --out '{out}'" in printed
+    with forked(*arguments) as stopped:
+        wait_until(lambda: (out / "incomplete-1").exists() and begun.exists(), "the second run has begun again")
+        refused = paceline(*arguments, expect=8)
+        assert f"error: another process is measuring in {out}." in refused.stderr
+        os.killpg(stopped.pid, signal.SIGINT)
+        printed = stopped.wait()
+    assert printed.returncode == 130, printed
+    assert f"goes on in {out}: 1 of 6 runs are there" in printed.stderr
+    assert f"to go on: paceline {' '.join((*what, *how))} --out '{out}'" in printed.stderr
     assert (out / "report.html").is_file()
 
     hold.unlink()
@@ -357,11 +357,10 @@ def test_a_script_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     script = ("--script", "scripts/train.py", "--strategies", "allreduce,ddp", "--ranks", "2", "--steps", "8")
     arguments = ("compare", *script, "--no-doctor", "--repeats", "1", "--max-repeats", "1", "--out", str(out), "--")
-    process = start(*arguments, "--steps", "900")
-    wait_until(lambda: list(out.glob("proof/*/parity.json")) or process.poll() is not None, "a proof")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    with forked(*arguments, "--steps", "900") as killed:
+        wait_until(lambda: list(out.glob("proof/*/parity.json")), "a proof")
+        os.killpg(killed.pid, signal.SIGKILL)
+        assert killed.wait().returncode == -signal.SIGKILL
     done = paceline(*arguments, "--steps", "900")
     assert "goes on in" in done.stderr
     experiment = check_whole(out, runs=2)

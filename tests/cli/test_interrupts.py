@@ -27,7 +27,7 @@ from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
 from paceline.records.experiment import Candidate, read_experiment
 
-pytestmark = pytest.mark.takes(10)
+pytestmark = pytest.mark.takes(15)
 
 SOURCES = Path(paceline.__file__).parent
 COMMAND = [
@@ -42,7 +42,7 @@ COMMAND = [
     )
 ]
 DISPLAY = [SOURCES / "report/live/live_table.py", SOURCES / "report/live/run.py"]
-SCALING = [SOURCES / "experiments/scale.py", SOURCES / "experiments/scaling/experiment.py"]
+SCALING = [SOURCES / "experiments" / name for name in ("points.py", "scaling/experiment.py")]
 QUICK = ("--steps", "8", "--no-doctor", "--no-proof", "--repeats", "2", "--out", "out")
 COMPARE = ("compare", *QUICK, "--strategies", "allreduce,ddp", "--ranks", "2", "--batch", "32", "--max-repeats", "2")
 SCALE = ("scale", *QUICK, "--strategies", "ddp", "--ranks", "1,2", "--batch-per-rank", "16", "--mode", "weak")
@@ -99,9 +99,10 @@ def _work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    for module in ("paceline.experiments.training_targets", "paceline.experiments.scale"):
-        monkeypatch.setattr(f"{module}.run_trials", lambda _: {})
-        monkeypatch.setattr(f"{module}.prepare_data", lambda _: None)
+    for module in ("training_targets", "scale"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.run_trials", lambda _: {})
+    for module in ("training_targets", "points"):
+        monkeypatch.setattr(f"paceline.experiments.{module}.prepare_data", lambda _: None)
     # Built once: typer would build the command again for each call.
     monkeypatch.setattr(sys.modules["paceline.cli.main"], "app", get_command(app))
     monkeypatch.setattr("paceline.report.page.comparison.render", lambda _: "page")
@@ -175,14 +176,19 @@ def lines_to_press_at(
 @pytest.mark.timeout(900)  # 10 s on an idle machine.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Open files are closed when the process ends.
 @pytest.mark.parametrize(
-    ("arguments", "files", "terminal"),
-    [(COMPARE, COMMAND, False), (SCALE, SCALING, False), (COMPARE, DISPLAY, True)],
-    ids=["compare", "scale", "display"],
+    ("arguments", "files", "terminal", "every"),
+    [
+        pytest.param(COMPARE, COMMAND, False, 3, id="compare, at every third line"),
+        pytest.param(COMPARE, COMMAND, False, 1, id="compare", marks=pytest.mark.soak),
+        pytest.param(SCALE, SCALING, False, 1, id="scale"),
+        pytest.param(COMPARE, DISPLAY, True, 1, id="display"),
+    ],
 )
 def test_ctrl_c_at_any_line_reports_the_runs_so_far(
     arguments: Sequence[str],
     files: Sequence[Path],
     terminal: bool,
+    every: int,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -192,7 +198,7 @@ def test_ctrl_c_at_any_line_reports_the_runs_so_far(
     pressed = lines_to_press_at(arguments, watched, monkeypatch)
     assert {Path(line.partition(":")[0]) for line in pressed.values()} == set(files)
     capfd.readouterr()
-    for number, (at, line) in enumerate(pressed.items()):
+    for number, (at, line) in enumerate(list(pressed.items())[::every]):
         keyboard = Keyboard(watched, at, again=number % 3 * 100)
         code = run_command(arguments, keyboard, monkeypatch)
         printed = capfd.readouterr()
@@ -214,6 +220,7 @@ def test_ctrl_c_before_the_first_measurement_prints_no_traceback(
     files = (
         "cli/options.py",
         "cli/compare.py",
+        "cli/experiment_requests.py",
         "cli/experiment_output.py",
         "experiments/compare.py",
         "experiments/engine.py",

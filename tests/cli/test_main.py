@@ -31,7 +31,7 @@ from paceline.strategies.base.strategy import NoOptions
 from paceline.strategies.registry import ENTRIES, SETS, create, lesson
 from tries import eventually
 
-pytestmark = pytest.mark.takes(6)
+pytestmark = pytest.mark.takes(10)
 
 HELP_LIMIT_S = 0.3
 
@@ -310,10 +310,11 @@ def test_an_interrupt(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_an_interrupted_run_prints_its_folder(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_an_interrupted_command_prints_its_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    def train(
+    def interrupted(
         _: RunConfig,
         __: LaunchConfig,
         out: Path,
@@ -323,9 +324,9 @@ def test_an_interrupted_run_prints_its_folder(
         with watch(out):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.experiments.train.train", train)
-    assert run(["train", "--out", "there"]) == 130
-    assert "interrupted; the record so far is in there\n" in capsys.readouterr().err
+    monkeypatch.setattr(f"paceline.experiments.{command}.{command}", interrupted)
+    assert run([command, "--out", "there"]) == 130
+    assert capsys.readouterr().err == "interrupted; the record so far is in there\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,24 +467,6 @@ def test_doctor_with_a_file_as_its_folder_is_an_error(capsys: pytest.CaptureFixt
     assert captured.err.endswith(
         "error: cannot write to taken: Not a directory.\nhint: name another folder with --out\n"
     )
-
-
-def test_an_interrupted_examination_prints_its_folder(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def doctor(
-        _: RunConfig,
-        __: LaunchConfig,
-        out: Path,
-        watch: Callable[[Path], AbstractContextManager[object]],
-        *_rest: object,
-    ) -> None:
-        with watch(out):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("paceline.experiments.doctor.doctor", doctor)
-    assert run(["doctor", "--out", "there"]) == 130
-    assert capsys.readouterr().err == "interrupted; the record so far is in there\n"
 
 
 def test_help_is_quick() -> None:

@@ -10,13 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-import commands
 from commands import LIMIT_S, USER_CODE, forked, paceline, wait_until
 from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, payload_of
 from paceline.config import RunConfig
@@ -26,17 +25,14 @@ from paceline.records.events import LogEvent
 from paceline.records.experiment import read_experiment
 from tries import eventually
 
-pytestmark = pytest.mark.takes(40)
+pytestmark = pytest.mark.takes(35)
+
+SLOW = ("user_workloads:slow", "--batch", "8", "--epochs", "2000")
 
 
 def train(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
     """Run `paceline train`, and check its exit code."""
     return paceline("train", *arguments, expect=expect)
-
-
-def start(*arguments: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start `paceline train` in a new process group."""
-    return commands.start("train", *arguments, by=by)
 
 
 def ranks_of(out: Path) -> list[psutil.Process]:
@@ -328,7 +324,7 @@ def steps_done(out: Path) -> int:
 
 def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with forked("train", "user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out)) as process:
+    with forked("train", *SLOW, "--out", str(out)) as process:
         wait_until(lambda: steps_done(out) > 0, "the first step")
         os.kill(process.pid, signal.SIGHUP)
         done = process.wait()
@@ -338,15 +334,16 @@ def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
 
 def test_nohup_ignores_sighup_and_ctrl_c_keeps_the_record(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start("user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out), by=["nohup"])
-    wait_until(lambda: steps_done(out) > 0, "the first step")
-    os.killpg(process.pid, signal.SIGHUP)
-    done = steps_done(out)
-    wait_until(lambda: steps_done(out) > done + 30 or process.poll() is not None, "30 more steps")
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"interrupted; the record so far is in {out}" in output.replace("\n", "")
+    nohup = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    with forked("train", *SLOW, "--out", str(out), setup=nohup) as process:
+        wait_until(lambda: steps_done(out) > 0, "the first step")
+        os.killpg(process.pid, signal.SIGHUP)
+        begun = steps_done(out)
+        wait_until(lambda: steps_done(out) > begun + 30, "30 more steps")
+        os.killpg(process.pid, signal.SIGINT)
+        done = process.wait()
+    assert done.returncode == 130
+    assert f"interrupted; the record so far is in {out}" in done.stderr.replace("\n", "")
     assert not ranks_of(out)
     record = read_run(out)
     assert not record.finished
@@ -358,12 +355,11 @@ def test_ranks_end_within_10_s_of_ctrl_c_and_of_the_end_of_their_launcher(tmp_pa
     def check(attempt: int) -> None:
         for number in (signal.SIGINT, signal.SIGKILL):
             out = tmp_path / f"{number.name}-{attempt}"
-            process = start("user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
-            wait_until(lambda out=out: steps_done(out) > 0, "the first step")  # type: ignore[misc]
-            ranks = ranks_of(out)
-            os.kill(process.pid, number)
-            _, alive = psutil.wait_procs(ranks, timeout=10)
-            process.communicate(timeout=60)
+            with forked("train", *SLOW, "--out", str(out)) as process:
+                wait_until(lambda out=out: steps_done(out) > 0, "the first step")  # type: ignore[misc]
+                ranks = ranks_of(out)
+                os.kill(process.pid, number)
+                _, alive = psutil.wait_procs(ranks, timeout=10)
             assert len(ranks) == 2
             assert not alive
 
@@ -374,8 +370,7 @@ def test_only_loopback_ports_are_open_and_ranks_end_with_a_killed_launcher(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "run"
-    process = start("user_workloads:slow", "--batch", "8", "--epochs", "2000", "--out", str(out))
-    try:
+    with forked("train", *SLOW, "--out", str(out)) as process:
         wait_until(lambda: (out / "rank-0.csv").exists() and (out / "rank-1.csv").exists(), "the first step")
         ranks = ranks_of(out)
         assert len(ranks) == 2
@@ -383,13 +378,10 @@ def test_only_loopback_ports_are_open_and_ranks_end_with_a_killed_launcher(
         listening = [c.laddr.ip for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
         assert listening
         assert set(listening) == {"127.0.0.1"}
-        process.kill()
+        os.kill(process.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(ranks, timeout=60)
         assert not alive
         assert not read_run(out).finished
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from paceline.comm.all_reduce import RECEIVES_AHEAD
 from ranks import Pool
 from registered import ALGORITHMS
 
-pytestmark = pytest.mark.takes(5)
+pytestmark = pytest.mark.takes(9)
 
 BYTES = [
     (1, torch.float32, 2048.0),

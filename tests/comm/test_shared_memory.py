@@ -32,7 +32,7 @@ from paceline.records.timeline import Purpose
 from ranks import SIZE, Pool
 from tries import eventually
 
-pytestmark = pytest.mark.takes(6)
+pytestmark = pytest.mark.takes(7)
 
 BUCKETS = [(1, torch.float32), (70_001, torch.float64), (1000, torch.bfloat16), (3 * CHUNK_BYTES // 4, torch.float32)]
 HOSTS = {

@@ -25,7 +25,7 @@ from paceline.measure.steps import make_stopwatch
 from paceline.records.timeline import NO_PEER, Purpose, RowKind
 from ranks import SIZE, Pool, wait_for_released_groups
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(4)
 
 CPU = torch.device("cpu")
 RANKS = 3

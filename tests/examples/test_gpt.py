@@ -21,7 +21,7 @@ from paceline.training.parity.proof import prove
 from paceline.workloads.batches import Share
 from ranks import Pool
 
-pytestmark = pytest.mark.takes(10)
+pytestmark = pytest.mark.takes(6)
 
 
 def test_training_on_the_command_line_lowers_the_loss(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from commands import paceline
 from examples import FOLDER, TIMEOUT_S
 
-pytestmark = pytest.mark.takes(12)
+pytestmark = pytest.mark.takes(20)
 
 OPTIONS = ["--steps", "30", "--batch", "7"]
 """Options with a batch size that divides evenly neither over two ranks nor over the micro-batches of one of them."""

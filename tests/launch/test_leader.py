@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from commands import LIMIT_S, USER_CODE, Forked, command, forked, paceline, wait_until
+from commands import LIMIT_S, USER_CODE, Forked, forked, paceline, wait_until
+from paceline.launch import heartbeat, leader
 from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.events import FailureEvent
 from paceline.records.experiment import CompareDesign, ExperimentRecord, read_experiment
 
-pytestmark = pytest.mark.takes(60)
+pytestmark = pytest.mark.takes(40)
 
 QUICK = ("--batch", "16", "--repeats", "1", "--max-repeats", "1", "--no-doctor", "--no-proof")
+
+
+CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
+"""Constants of `unshare` and `mount`."""
 
 
 def free_master() -> str:
@@ -44,17 +52,18 @@ def on_two_hosts(*arguments: str, expect: int = 0) -> list[subprocess.CompletedP
         return list(hosts.map(lambda number: paceline(*options, "--node-rank", str(number), expect=expect), range(2)))
 
 
-def start_without_shared_disk(folder: Path, temporary: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start a command for which `folder` is empty, as on a host with a separate disk."""
-    hidden = f'mount -t tmpfs none {folder} && exec "$@"'
-    return subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", hidden, "sh", *command(*arguments)],
-        cwd=USER_CODE,
-        env=os.environ | {"TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def hide(folder: Path, temporary: Path) -> None:
+    """Make `folder` empty for this process, as on a host with a separate disk."""
+    call_libc("unshare", CLONE_NEWNS)
+    call_libc("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    call_libc("mount", b"none", os.fsencode(folder), b"tmpfs", 0, None)
+    os.environ["TMPDIR"] = str(temporary)
+
+
+def call_libc(name: str, *arguments: Any) -> None:
+    """Call a function of the C library; raise if it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert getattr(libc, name)(*arguments) == 0, f"{name}: {os.strerror(ctypes.get_errno())}"
 
 
 class Compared:
@@ -66,10 +75,12 @@ class Compared:
         out.parent.mkdir()
         self.temporary.mkdir()
         options = (*arguments, "--hosts", "2", "--ranks", "2", "--master", free_master(), "--out", str(out))
-        other = start_without_shared_disk(out.parent, self.temporary, *options, "--node-rank", "1")
-        self.leader = paceline(*options, "--node-rank", "0", expect=expect)
-        self.out, self.error = other.communicate(timeout=LIMIT_S)
-        assert other.returncode == expect, self.error
+        without_shared_disk = partial(hide, out.parent, self.temporary)
+        with forked(*options, "--node-rank", "1", setup=without_shared_disk) as other:
+            self.leader = paceline(*options, "--node-rank", "0", expect=expect)
+            done = other.wait()
+        assert done.returncode == expect, done.stderr
+        self.out, self.error = done.stdout, done.stderr
         self.record: ExperimentRecord = read_experiment(out)
 
 
@@ -142,13 +153,13 @@ def test_hosts_with_different_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_run_on_two_hosts(tmp_path: Path) -> None:
-    leader, other = on_two_hosts(
+    first, other = on_two_hosts(
         "train", "user_workloads:plain", "--batch", "16", "--epochs", "2", "--out", str(tmp_path / "run")
     )
     record = read_run(tmp_path / "run")
     assert record.summary is not None
     assert [rank.samples for rank in record.summary.ranks] == [64, 64]
-    assert "unique samples" in leader.stdout
+    assert "unique samples" in first.stdout
     assert other.stdout == ""
 
 
@@ -160,15 +171,21 @@ def test_a_follower_without_a_leader_fails_after_the_timeout(tmp_path: Path) -> 
     assert "frame #" not in done.stderr
 
 
+def lose_hosts_soon() -> None:
+    """Make a leader wait a shorter time for a host that sends no heartbeats."""
+    heartbeat.LOST_AFTER_S = 5.0
+    leader.FOLLOWERS_FINISH_S = 3.0
+
+
 @contextmanager
 def two_hosts_comparing(out: Path, workload: str = "user_workloads:slow") -> Iterator[list[Forked]]:
     """Start a comparison on two hosts that would take days; yield once both ranks train."""
     options = (workload, "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
     launch = ("--hosts", "2", "--ranks", "2", "--master", free_master())
     commands = [("compare", *options, *launch, "--node-rank", str(number)) for number in range(2)]
-    with forked(*commands[0]) as leader, forked(*commands[1]) as other:
+    with forked(*commands[0], setup=lose_hosts_soon) as first, forked(*commands[1]) as second:
         wait_until(lambda: len(list(out.glob("repeat-1/1-ddp/rank-*.csv"))) == 2, "both ranks train")
-        yield [leader, other]
+        yield [first, second]
 
 
 @pytest.mark.parametrize(
@@ -231,35 +248,31 @@ def test_compare_under_torchrun(tmp_path: Path) -> None:
     assert done.stdout.count("report: ") == 1
 
 
+def enter(host: dict[str, str], namespaces: Sequence[Path], hosts_file: Path) -> None:
+    """Move this process to an emulated host with the given variables and its own /etc/hosts."""
+    os.environ.update(host)
+    for namespace in namespaces:
+        with namespace.open() as file:
+            call_libc("setns", file.fileno(), 0)
+    call_libc("unshare", CLONE_NEWNS)
+    call_libc("umount", b"/etc/hosts")
+    call_libc("mount", os.fsencode(hosts_file), b"/etc/hosts", None, MS_BIND, None)
+    os.chdir(USER_CODE)  # Entering a mount namespace changes to its root folder.
+
+
 def test_a_master_name_that_is_loopback_on_host_0_works(tmp_path: Path) -> None:
     """Host 0's /etc/hosts maps its own name to 127.0.1.1, as on Debian; on host 1 the name has the real address."""
-    with emulated_hosts("2") as hosts:
+    with emulated_hosts("2") as hosts, ExitStack() as running:
         processes = []
         for host, address in zip(hosts, ("127.0.1.1", hosts[0].address), strict=True):
-            own = tmp_path / f"hosts-{host.emulation.host}"
+            number = host.emulation.host
+            own = tmp_path / f"hosts-{number}"
             own.write_text(f"127.0.0.1 localhost\n{address} n0\n")
-            arguments = (
-                "train",
-                "user_workloads:plain",
-                "--batch",
-                "16",
-                "--hosts",
-                "2",
-                "--node-rank",
-                str(host.emulation.host),
-            )
-            program = command(*arguments, "--ranks", "2", "--master", "n0:29511", "--out", str(tmp_path / "run"))
-            with_own_hosts_file = f'umount /etc/hosts; mount --bind {own} /etc/hosts && exec "$@"'
-            processes.append(
-                host.popen(
-                    *["unshare", "--mount", "sh", "-c", with_own_hosts_file, "sh", *program],
-                    env={name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")},
-                    cwd=USER_CODE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        output = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], output
+            namespaces = [Path(f"/proc/{os.getpid()}/fd/{own}") for own in host.namespace.descriptors.values()]
+            arguments = ("train", "user_workloads:plain", "--batch", "16", "--hosts", "2", "--node-rank", str(number))
+            arguments += ("--ranks", "2", "--master", "n0:29511", "--out", str(tmp_path / "run"))
+            on_host = partial(enter, host.emulation.variables(), namespaces, own)
+            processes.append(running.enter_context(forked(*arguments, setup=on_host)))
+        ended = [process.wait() for process in processes]
+    assert [one.returncode for one in ended] == [0, 0], ended
     assert read_run(tmp_path / "run").topology.interface == "eth0"

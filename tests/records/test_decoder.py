@@ -21,6 +21,8 @@ from paceline.records import read_run
 from paceline.records.decoder import decode, describe
 from paceline.records.timeline import HEADER, ROW
 
+pytestmark = pytest.mark.takes(6)
+
 RUN = "repeat-1/4"
 SPLIT = {"step_s": 1.0, "compute_s": 0.5, "overlapped_s": 0, "exposed_s": 0.2, "other_s": 0.3, "data_s": 0.1}
 DEEP = "[" * 100_000

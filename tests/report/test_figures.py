@@ -74,7 +74,7 @@ from paceline.report.terminal.scaling import to_json as scaling_json
 from paceline.report.terminal.table import figure_table
 from scaling_on_disk import read_scaling, write_scaling
 
-pytestmark = pytest.mark.takes(8)
+pytestmark = pytest.mark.takes(2)
 
 Row = TypeVar("Row")
 WIDE = 2000

@@ -29,7 +29,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     """Run a comparison with two workers and one server; worker 1 is slowed down. Return its JSON and its record."""
     out = tmp_path_factory.mktemp("compared") / "out"
     size = ["--ranks", "3", "--batch", str(BATCH), "--steps", str(STEPS), "--repeats", "1", "--max-repeats", "1"]
-    names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:8", "--no-doctor", "--no-evaluate"]
+    names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:4", "--no-doctor", "--no-evaluate"]
     # At a constant learning rate, workers send the settings of their optimiser once.
     done = paceline("compare", "cnn", "--recipe", "classic", *names, *size, "--out", str(out), "--json")
     return json.loads(done.stdout), read_experiment(out)

@@ -20,7 +20,7 @@ import paceline
 from paceline.errors import UsageError, WorkloadError
 from paceline.strategies.ddp import Ddp
 
-pytestmark = pytest.mark.takes(25)
+pytestmark = pytest.mark.takes(10)
 
 SCRIPTS = Path(__file__).parents[1] / "user_code" / "scripts"
 TIMEOUT_S = 180

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from paceline.training.batchnorm import SyncedBatchNorm, UpdatedBuffers, sync_ba
 from paceline.training.sync import Sync
 from paceline.workloads.sampler import split
 from ranks import Pool
-from registered import LOSSLESS, in_turn, with_options
+from registered import LOSSLESS, one_of_each_family, with_options
 
 BUFFERS = ("running_mean", "running_var")
 
@@ -365,9 +365,17 @@ def weights_after_branches(pool: Pool) -> Callable[[int, str], Tensor]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("bn", ["sync", "broadcast"])
-@pytest.mark.parametrize("strategy", in_turn(with_options(LOSSLESS, IN_SMALL_BUCKETS), 0))
+def strategies_modes_and_ranks() -> Iterator[Any]:
+    """Yield one strategy of each family in both modes, on 2 or 3 ranks in turn; the soak has the others."""
+    strategies = with_options(LOSSLESS, IN_SMALL_BUCKETS)
+    for number, strategy in enumerate(strategies):
+        for place, bn in enumerate(("sync", "broadcast")):
+            for ranks in (2, 3):
+                now = strategy in one_of_each_family(strategies, 0) and ranks == 2 + (number + place) % 2
+                yield pytest.param(strategy, bn, ranks, marks=() if now else pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("strategy", "bn", "ranks"), list(strategies_modes_and_ranks()))
 def test_ranks_that_use_different_branches(
     pool: Pool, weights_after_branches: Callable[[int, str], Tensor], strategy: str, bn: str, ranks: int
 ) -> None:

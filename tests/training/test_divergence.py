@@ -26,9 +26,9 @@ from paceline.training.recording import windows
 from paceline.training.run import run
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
-from registered import LOSSLESS, with_options
+from registered import LOSSLESS, in_turn, with_options
 
-pytestmark = pytest.mark.takes(40)
+pytestmark = pytest.mark.takes(20)
 
 HERE = __name__
 BATCH, BATCHES, BAD_STEP = 16, 9, 6
@@ -157,7 +157,7 @@ def without(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Train
     return found[0], record.summary
 
 
-@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("strategy", in_turn(ALL, 1))
 def test_all_ranks_skip_a_step_that_is_not_finite_on_one(
     pool: Pool, tmp_path: Path, without: tuple[Trained, Summary], strategy: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from paceline.training.run import run
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
-from registered import LOSSLESS
+from registered import LOSSLESS, one_of_each_family
+
+pytestmark = pytest.mark.takes(20)
 
 HERE = __name__
 STEPS = 12
@@ -235,13 +238,22 @@ def test_warm_up_and_schedule_reach_every_strategy(pool: Pool, tmp_path: Path) -
         assert rates[-1] == pytest.approx(0.5 * learning_rate_factor(recipe, STEPS - 1, STEPS, 2)), strategy
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lars", "lamb", "muon"])
-def test_optimisers_of_recipes_train_alike_under_every_strategy(pool: Pool, tmp_path: Path, optimizer: Any) -> None:
+def optimizers_and_strategies() -> Iterator[Any]:
+    """Yield each optimiser with one strategy of each family, another with each optimiser, and with all in the soak."""
+    for turn, optimizer in enumerate(("adamw", "lars", "lamb", "muon")):
+        yield pytest.param(optimizer, one_of_each_family(LOSSLESS, turn), id=optimizer)
+        yield pytest.param(optimizer, LOSSLESS, marks=pytest.mark.soak, id=f"{optimizer} with all")
+
+
+@pytest.mark.parametrize(("optimizer", "strategies"), list(optimizers_and_strategies()))
+def test_optimisers_of_recipes_train_alike_under_every_strategy(
+    pool: Pool, tmp_path: Path, optimizer: Any, strategies: list[str]
+) -> None:
     """Strategies that step in parts, or on servers, must keep layers whole: trust ratios are norms of layers."""
     recipe = override(Recipe(), {"optimizer": optimizer})
     expected = losses_by_hand(blobs(), recipe, recipe.peak_lr(48))
-    records = trained(pool, tmp_path, [("blobs", strategy, {"optimizer": optimizer}) for strategy in LOSSLESS])
-    for strategy, record in zip(LOSSLESS, records, strict=True):
+    records = trained(pool, tmp_path, [("blobs", strategy, {"optimizer": optimizer}) for strategy in strategies])
+    for strategy, record in zip(strategies, records, strict=True):
         assert losses_of(record) == pytest.approx(expected, rel=2e-3), strategy
         assert losses_of(record)[-1] < losses_of(record)[0], strategy
         assert record.topology.recipe is not None

@@ -27,6 +27,8 @@ from paceline.workloads.load import load_workload
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 
+pytestmark = pytest.mark.takes(8)
+
 HERE = __name__
 SAMPLES = 80
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))

@@ -21,6 +21,8 @@ from paceline.workloads.load import load_workload
 from paceline.workloads.names import MODEL_NAMES
 from paceline.workloads.recipes import CLASSIC, DEFAULT, RECIPES, choose_recipe, with_recipe
 
+pytestmark = pytest.mark.takes(15)
+
 
 def test_every_model_has_a_default_and_a_classic_recipe() -> None:
     assert list(RECIPES) == list(MODEL_NAMES)

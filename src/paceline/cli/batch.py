@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-from paceline.cli.experiment_output import run_and_report
-from paceline.cli.messages import display_console, message_printer
-from paceline.cli.requests import LaunchRequest, RequestedRanks
+from paceline.cli.experiment_requests import Measure, PointsRequest
 from paceline.config import BatchConfig, settings_unused_by
-from paceline.launch.launcher_process import LauncherProcess, Shape
+
+if TYPE_CHECKING:
+    from paceline.report.live.live_table import LiveTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRequest(LaunchRequest):
+class BatchRequest(PointsRequest):
     """Measure which batch size trains fastest, what limits it, and what it costs in accuracy.
 
     Reports for each batch size and world size: time per epoch with and without data loading, samples per second,
@@ -33,35 +34,17 @@ class BatchRequest(LaunchRequest):
         "the time of an epoch is then extrapolated.",
         "epochs": "Train each run for this many epochs instead, to compare losses and accuracies too.",
         "evaluate": "Test the synchronised weights at the end of a run with --epochs or --seconds.",
-        "threads": "CPU threads per rank [default: usable cores ÷ ranks per host; "
-        "on one machine, the same for every world size].",
+        "threads": PointsRequest.threads_help,
     }
 
     batch_sizes: BatchConfig
 
-    def carry_out(self) -> int:
-        """Run the experiment and report its results."""
+    @property
+    def points(self) -> BatchConfig:
+        return self.batch_sizes
+
+    def experiment(self) -> tuple[type[LiveTable], Measure]:
         from paceline.experiments.batch import batch
         from paceline.report.live.batch_table import BatchLiveTable
 
-        messages = display_console()
-        display, notify = BatchLiveTable(messages), message_printer(messages)
-        return run_and_report(
-            lambda on_folder: batch(self.run, self.launch, self.batch_sizes, self.out, display, on_folder, notify),
-            display,
-            messages,
-            as_json=self.as_json,
-            trace=self.run.trace,
-        )
-
-    def requested_ranks(self) -> RequestedRanks:
-        """Return the largest of the world sizes, and of the ranks per host, that the command line sets."""
-        sizes = self.batch_sizes
-        return RequestedRanks(max(sizes.rank_counts, default=0), max(sizes.per_host, default=0), exact=False)
-
-    def check_job_shape(self, shape: Shape) -> None:
-        """Raise if the world sizes cannot be spread evenly over the hosts of the job."""
-        from paceline.experiments.scaling.shapes import choose_shapes
-
-        launcher = LauncherProcess(launchers=shape.ranks, ranks=1, local_size=shape.ranks_per_host, started_by="slurm")
-        choose_shapes(self.batch_sizes, launcher, on_one_host=shape.ranks_per_host)
+        return BatchLiveTable, partial(batch, self.run, self.launch, self.batch_sizes, self.out)

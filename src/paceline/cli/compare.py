@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-from paceline.cli.experiment_output import run_and_report
-from paceline.cli.messages import display_console, message_printer
-from paceline.cli.requests import LaunchRequest
+from paceline.cli.experiment_requests import ExperimentRequest, Measure
 from paceline.config import CompareConfig, settings_unused_by
+
+if TYPE_CHECKING:
+    from paceline.report.live.live_table import LiveTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRequest(LaunchRequest):
+class CompareRequest(ExperimentRequest):
     """Compare strategies side by side and recommend one.
 
     First proves that every strategy computes the same mean gradient. Then measures short runs of all strategies,
@@ -36,19 +38,9 @@ class CompareRequest(LaunchRequest):
     script_arguments: tuple[str, ...] = ()
     """Arguments of the user's script."""
 
-    def carry_out(self) -> int:
-        """Run the comparison and report its results."""
+    def experiment(self) -> tuple[type[LiveTable], Measure]:
         from paceline.experiments.compare import compare
         from paceline.report.live.live_table import LiveTable
 
-        messages = display_console()
-        display, notify = LiveTable(messages), message_printer(messages)
-        return run_and_report(
-            lambda on_folder: compare(
-                self.run, self.launch, self.compare, self.out, display, on_folder, notify, self.script_arguments
-            ),
-            display,
-            messages,
-            as_json=self.as_json,
-            trace=self.run.trace,
-        )
+        measure = partial(compare, self.run, self.launch, self.compare, self.out, script_args=self.script_arguments)
+        return LiveTable, measure

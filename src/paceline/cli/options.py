@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from paceline.cli.requests import Request
-from paceline.config.fields import TEXTS, field_docs, from_mapping, owners, read_toml
+from paceline.config.fields import TEXTS, field_docs, from_mapping, own_fields_first, owners, read_toml
 from paceline.config.setting import metadata_of, union_members
 
 RequestType = TypeVar("RequestType", bound=Request)
@@ -58,7 +58,7 @@ def request_parser(
     settings_options = [
         _setting_option(config_type, field, request_type.help_texts, hidden=field.name in request_type.hidden)
         for config_type in configs.values()
-        for field in fields(config_type)
+        for field in own_fields_first(config_type)
         if field.name not in request_type.without and owner[field.name] is config_type
     ]
     alternatives = _alternatives(owner)

@@ -8,6 +8,7 @@ command line, its name (with dashes) the option, and its name (with underscores)
 from paceline.config.batch import BatchConfig
 from paceline.config.compare import CompareConfig
 from paceline.config.launch import LaunchConfig, launched
+from paceline.config.points import PointsConfig
 from paceline.config.recipe import Precision, Recipe
 from paceline.config.run import (
     DEFAULT_STRATEGY,
@@ -42,6 +43,7 @@ __all__ = [
     "Device",
     "LaunchConfig",
     "OnNan",
+    "PointsConfig",
     "Precision",
     "Recipe",
     "ReplicaGuardMode",

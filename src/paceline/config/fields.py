@@ -9,7 +9,7 @@ import textwrap
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,9 +22,15 @@ ConfigT = TypeVar("ConfigT")
 @functools.cache
 def field_docs(owner: type) -> dict[str, str]:
     """Return the docstring under each field of a dataclass, read from the source: Python does not keep them."""
+    inherited = {name: doc for base in owner.__bases__ if is_dataclass(base) for name, doc in field_docs(base).items()}
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return field_docs_of_source(definition)
+    return inherited | field_docs_of_source(definition)
+
+
+def own_fields_first(kind: type) -> list[Field[Any]]:
+    """Return the fields of a config class, those that it inherits last."""
+    return sorted(fields(kind), key=lambda one: one.name not in inspect.get_annotations(kind))
 
 
 def field_docs_of_source(definition: ast.ClassDef) -> dict[str, str]:

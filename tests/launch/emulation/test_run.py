@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from commands import command, start, wait_until
+from commands import Forked, command, forked, wait_until
 from paceline.cli.main import run
 from paceline.config import LaunchConfig
 from paceline.config.emulation import EMULATION_VARIABLE
@@ -34,7 +34,7 @@ from paceline.workloads.data.download import Remote
 from tries import eventually
 from workloads.data.published import Server
 
-pytestmark = pytest.mark.takes(45)
+pytestmark = pytest.mark.takes(25)
 
 PAYLOAD = 1448 / 1514
 """Fraction of the rate for payload; the rest is headers of Ethernet, IP and TCP."""
@@ -171,11 +171,11 @@ def test_hosts_with_rates_and_cpu_limits(tmp_path: Path, each: int) -> None:
     out = tmp_path / "run"
     spec, hosts = f"{each}@1gbit,{each}@200mbit", 2 * each
     options = ("--emulate", spec, "--host-cpus", "0.5", "--steps", "12", "--out", str(out), "--json")
-    with start("train", *RUN, *options) as process:
-        output, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, output
+    with forked("train", *RUN, *options) as process:
+        done = process.wait()
+    assert done.returncode == 0, done
     rates = f"{each} at 1 Gbit/s each way; {each} at 200 Mbit/s each way"
-    assert f"{hosts} emulated hosts: {rates}, 0.5 cores each, 198.18.0.1–{hosts}" in output
+    assert f"{hosts} emulated hosts: {rates}, 0.5 cores each, 198.18.0.1–{hosts}" in done.stderr
     record = read_run(out)
     assert record.finished
     assert record.topology.emulated == RecordedEmulation(spec=spec, host_cpus=0.5)
@@ -187,47 +187,46 @@ def test_hosts_with_rates_and_cpu_limits(tmp_path: Path, each: int) -> None:
 
 def test_two_hosts_from_a_config_file_end_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('emulate = "2"\nhost-cpus = 1.5\n')
-    process, out = start_long_run(tmp_path, "--config", str(tmp_path / "run.toml"))
-    running = processes_on_hosts(process.pid)
-    assert len(running) >= 4  # A launcher and a rank on each host.
-    shares = cgroups_of(process.pid)
-    inside = [int(pid) for folder in shares for pid in (folder / "cgroup.procs").read_text().split()]
-    assert len(shares) == len(inside) == 2  # Only ranks, not the launchers.
-    assert set(inside) < {child.pid for child in running}
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert f"interrupted; the record so far is in {out}" in output
-    assert "warning: 2 hosts with 1.5 cores each share" in output
-    assert not [child for child in running if child.is_running()]
+    with long_run(tmp_path, "--config", str(tmp_path / "run.toml")) as (process, out):
+        launchers = psutil.Process(process.pid).children()
+        shares = cgroups_of(process.pid)
+        inside = [int(pid) for folder in shares for pid in (folder / "cgroup.procs").read_text().split()]
+        assert len(shares) == len(inside) == len(launchers) == 2  # Only ranks, not the launchers.
+        ranks = [child for child in processes_on_hosts(process.pid) if child.pid in inside]
+        assert len({*ranks, *launchers}) == 4
+        os.killpg(process.pid, signal.SIGINT)
+        done = process.wait()
+    assert done.returncode == 130, done
+    assert f"interrupted; the record so far is in {out}" in done.stderr.replace("\n", "")
+    assert "warning: 2 hosts with 1.5 cores each share" in done.stderr
+    assert not [one for one in (*launchers, *ranks) if one.is_running()]
     assert not cgroups_of(process.pid)
 
 
 def test_cgroups_of_a_killed_emulation_are_removed_by_the_next(tmp_path: Path) -> None:
-    process, _ = start_long_run(tmp_path, "--emulate", "2", "--host-cpus", "0.5")
-    running = processes_on_hosts(process.pid)
-    with ExitStack() as held:
+    with long_run(tmp_path, "--emulate", "2", "--host-cpus", "0.5") as (process, _), ExitStack() as held:
+        running = processes_on_hosts(process.pid)
         # While these files are open, no other network gets the same number.
         files = [held.enter_context(Path(f"/proc/{child.pid}/ns/net").open()) for child in running]
         networks = {os.readlink(f"/proc/self/fd/{file.fileno()}") for file in files}  # noqa: PTH115
         assert len(networks) == 2
         stale = cgroups_of(process.pid)
         assert [folder.exists() for folder in stale] == [True, True]
-        process.kill()
-        process.communicate()
+        os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: not [child for child in running if child.is_running()], "the processes on the hosts end")
         assert not [p.pid for p in psutil.process_iter() if network_of(p.pid) in networks]
     with emulated_hosts("1", 0.5):
         assert not [folder for folder in stale if folder.exists()]
 
 
-def start_long_run(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path]:
-    """Start a long run on emulated hosts, and wait until it trains."""
+@contextmanager
+def long_run(tmp_path: Path, *options: str) -> Iterator[tuple[Forked, Path]]:
+    """Start a long run on emulated hosts, and yield once it trains."""
     out = tmp_path / "run"
-    process = start("train", *RUN, "--steps", "100000", "--out", str(out), *options)
-    wait_until(lambda: process.poll() is not None or trains(out), "a run on emulated hosts")
-    assert process.poll() is None, process.communicate()[0]
-    return process, out
+    arguments = ("train", *RUN, "--steps", "100000", "--out", str(out), *options)
+    with forked(*arguments, ranks=2) as process:  # Two hosts, so that no preloaded process stays outside.
+        wait_until(lambda: trains(out), "a run on emulated hosts")
+        yield process, out
 
 
 def trains(out: Path) -> bool:

@@ -28,7 +28,7 @@ from paceline.launch.slurm.step import (
 from paceline.records import read_run
 from paceline.records.experiment import read_experiment
 
-pytestmark = pytest.mark.takes(35)
+pytestmark = pytest.mark.takes(30)
 
 KEEP = "import json, os; open('task-' + os.environ.get('SLURM_PROCID', '0'), 'w').write(json.dumps(dict(os.environ)))"
 KEEP_ENVIRONMENT = shlex.join([sys.executable, "-c", KEEP])

@@ -29,11 +29,12 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 pytestmark = [
-    pytest.mark.takes(55),
+    pytest.mark.takes(45),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]
 
 WIDE = {"width": 1280, "height": 900}
+SMALL = {"width": 1200, "height": 900}
 PHONE = {"width": 390, "height": 844}
 PAPER = {"width": 704, "height": 1000}
 READABLE = 4.5
@@ -167,15 +168,24 @@ class Opened:
 def shared(browser: Any, real_page: Path) -> Iterator[Opened]:
     """Page shared by tests that use different parts of it, since drawing it takes more than a second."""
     with Opened(browser, real_page, permissions=["clipboard-read", "clipboard-write"]) as opened:
+        check_that_every_figure_is_drawn(opened)  # Before a test chooses what they show.
         yield opened
 
 
 @pytest.fixture
-def opened(shared: Opened) -> Opened:
-    """Shared page, with the mouse and the focus reset."""
+def opened(shared: Opened) -> Iterator[Opened]:
+    """Shared page, with the mouse, the focus and the size of the window reset."""
     shared.page.mouse.move(5, 5)
     shared.page.evaluate("document.activeElement.blur()")
-    return shared
+    yield shared
+    shared.page.set_viewport_size(WIDE)
+
+
+@pytest.fixture(scope="module")
+def dark(browser: Any, real_page: Path) -> Iterator[Opened]:
+    """The same page in the dark theme, for tests that do not change it."""
+    with Opened(browser, real_page, color_scheme="dark") as opened:
+        yield opened
 
 
 def until(page: Any, expression: str) -> None:
@@ -202,18 +212,17 @@ def _hex(colour: str) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def test_every_figure_is_drawn(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page) as opened:
-        page = opened.page
-        assert page.locator("h1").inner_text()
-        assert page.locator("[data-figure=bars] .bars path:not(.xerror)").count() == 4 * 4, (
-            "four figures of four strategies"
-        )
-        assert len(opened.paths("losses")) == 2 * 4, "losses and learning rates of four strategies"
-        assert len(opened.paths("times")) == 1 + 3 * 2, "a line per rank"
-        assert page.locator("[data-figure=times] .scatterlayer .points path").count() == 7, "first steps are marked"
-        assert page.locator("[data-figure] .main-svg text").count() > 20
-        assert page.locator(".modebar").count() == 0
+def check_that_every_figure_is_drawn(opened: Opened) -> None:
+    page = opened.page
+    assert page.locator("h1").inner_text()
+    assert page.locator("[data-figure=bars] .bars path:not(.xerror)").count() == 4 * 4, (
+        "four figures of four strategies"
+    )
+    assert len(opened.paths("losses")) == 2 * 4, "losses and learning rates of four strategies"
+    assert len(opened.paths("times")) == 1 + 3 * 2, "a line per rank"
+    assert page.locator("[data-figure=times] .scatterlayer .points path").count() == 7, "first steps are marked"
+    assert page.locator("[data-figure] .main-svg text").count() > 20
+    assert page.locator(".modebar").count() == 0
 
 
 def test_sorting_by_click_and_by_key(opened: Opened) -> None:
@@ -353,17 +362,16 @@ def test_choosing_what_the_loss_figure_shows(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_enough_contrast(browser: Any, real_page: Path, scheme: str) -> None:
-    with Opened(browser, real_page, color_scheme=scheme) as opened:
-        page = opened.page
-        assert page.evaluate("document.documentElement.dataset.theme") == scheme
-        for selector in (
-            "h1, h2, p, li, a, dt, dd, code",
-            "thead th, td, th, .tag, .interval",
-            "button, select, figcaption",
-        ):
-            assert least_contrast(page, selector) >= READABLE
-        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
+def test_all_text_has_enough_contrast(opened: Opened, dark: Opened, scheme: str) -> None:
+    page = (opened if scheme == "light" else dark).page
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    for selector in (
+        "h1, h2, p, li, a, dt, dd, code",
+        "thead th, td, th, .tag, .interval",
+        "button, select, figcaption",
+    ):
+        assert least_contrast(page, selector) >= READABLE
+    assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
 
 
 def test_the_theme_can_be_switched_and_figures_follow(browser: Any, real_page: Path) -> None:
@@ -428,27 +436,25 @@ def test_the_navigation_shows_every_section(
         assert len(lines) == 1 or width < 1280, "in a wide window, all are in one line"
 
 
-def test_a_window_made_narrow_needs_no_sideways_scrolling(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page) as opened:
-        opened.page.set_viewport_size(PHONE)
-        until(opened.page, FITS)
-        assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
-        widths = opened.page.locator(".plot .main-svg").evaluate_all("figures => figures.map(f => f.clientWidth)")
-        assert max(widths) <= PHONE["width"]
+def test_a_window_made_narrow_needs_no_sideways_scrolling(opened: Opened) -> None:
+    opened.page.set_viewport_size(PHONE)
+    until(opened.page, FITS)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    widths = opened.page.locator(".plot .main-svg").evaluate_all("figures => figures.map(f => f.clientWidth)")
+    assert max(widths) <= PHONE["width"]
 
 
-def test_figures_can_be_saved(browser: Any, real_page: Path, tmp_path: Path) -> None:
-    with Opened(browser, real_page, color_scheme="dark") as opened:
-        for figure, kind, start in (
-            ("losses", "svg", b"<svg"),
-            ("timeline", "svg", b"<svg"),
-            ("bars", "png", b"\x89PNG"),
-        ):
-            with opened.page.expect_download() as download:
-                opened.page.locator(f"[data-figure={figure}] [data-save={kind}]").click()
-            assert download.value.suggested_filename == f"paceline-{figure}.{kind}"
-            download.value.save_as(tmp_path / figure)
-            assert (tmp_path / figure).read_bytes().startswith(start)
+def test_figures_can_be_saved(dark: Opened, tmp_path: Path) -> None:
+    for figure, kind, start in (
+        ("losses", "svg", b"<svg"),
+        ("timeline", "svg", b"<svg"),
+        ("bars", "png", b"\x89PNG"),
+    ):
+        with dark.page.expect_download() as download:
+            dark.page.locator(f"[data-figure={figure}] [data-save={kind}]").click()
+        assert download.value.suggested_filename == f"paceline-{figure}.{kind}"
+        download.value.save_as(tmp_path / figure)
+        assert (tmp_path / figure).read_bytes().startswith(start)
     saved = (tmp_path / "losses").read_text()
     assert "Training loss" in saved
     assert saved.count("legendtext") == 4, "with a legend, since the page's is not part of it"
@@ -487,7 +493,7 @@ def test_names_given_by_users_are_never_executed(browser: Any, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def scaling_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Page of a scaling experiment, with one and with two ranks on a host."""
+    """File of a scaling experiment, with one and with two ranks on a host."""
     folder = tmp_path_factory.mktemp("scaling")
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)]
     strategies = ["single", "none", "ddp", "allreduce", "p2p", "gather_scatter"]
@@ -497,41 +503,51 @@ def scaling_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def test_scaling_plots_have_no_overlapping_labels(browser: Any, scaling_page: Path) -> None:
+@pytest.fixture(scope="module")
+def scaling(browser: Any, scaling_page: Path) -> Iterator[Opened]:
+    """Page of a scaling experiment, shared by tests of different parts of it."""
     with Opened(browser, scaling_page) as opened:
-        page = opened.page
-        assert "ddp on 4 ranks over 4 hosts" in page.locator("h1").inner_text()
-        for name in ("strong-curves", "weak-curves"):
-            figure = page.locator(f"[data-figure={name}]")
-            boxes = figure.locator(".textpoint text").evaluate_all(
-                "texts => texts.map(t => t.getBoundingClientRect()).map(b => [b.x, b.y + 2, b.right, b.bottom - 2])"
-            )
-            assert len(boxes) == 11 + 11 + 6
-            assert all(right > left for left, _, right, _ in boxes), "plotly hides what is out of range"
-            for (left, top, right, bottom), other in itertools.combinations(boxes, 2):
-                apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
-                assert apart, "labels overlap"
-        before = opened.paths("strong-curves")
-        page.locator("[data-figure=strong-curves]").get_by_role("button", name="Relative to itself on 1 rank").click()
-        assert opened.paths("strong-curves") != before
-        assert page.locator("[data-figure=strong-split] .ytick").count() == 1 + 5 * 5
-        page.locator("#strong-points button[data-define=efficiency]").first.hover()
-        assert "T₁/(N·T_N)" in page.locator("#tip").inner_text()
+        check_that_labels_do_not_overlap(opened)  # Before a test changes the size of the window.
+        yield opened
 
 
-def test_tables_of_a_comparison_need_no_scrolling_on_a_small_screen(browser: Any, real_page: Path) -> None:
-    with Opened(browser, real_page, viewport={"width": 1200, "height": 900}) as opened:
-        for table in ("comparison", "splits", "bytes", "operations", "hosts", "by-rank"):
-            region = opened.page.locator(f".scroll:has(#{table})")
-            assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
+def check_that_labels_do_not_overlap(opened: Opened) -> None:
+    for name in ("strong-curves", "weak-curves"):
+        figure = opened.page.locator(f"[data-figure={name}]")
+        boxes = figure.locator(".textpoint text").evaluate_all(
+            "texts => texts.map(t => t.getBoundingClientRect()).map(b => [b.x, b.y + 2, b.right, b.bottom - 2])"
+        )
+        assert len(boxes) == 11 + 11 + 6
+        assert all(right > left for left, _, right, _ in boxes), "plotly hides what is out of range"
+        for (left, top, right, bottom), other in itertools.combinations(boxes, 2):
+            apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+            assert apart, "labels overlap"
 
 
-def test_tables_of_scaling_need_no_scrolling_on_a_small_screen(browser: Any, scaling_page: Path) -> None:
-    with Opened(browser, scaling_page, viewport={"width": 1200, "height": 900}) as opened:
-        for table in ("strong-points", "strong-parts", "weak-points", "weak-parts"):
-            region = opened.page.locator(f".scroll:has(#{table})")
-            assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
-        assert opened.page.locator(".matrix").count() == 4
+def test_scaling_curves_can_be_relative_to_one_rank(scaling: Opened) -> None:
+    page = scaling.page
+    assert "ddp on 4 ranks over 4 hosts" in page.locator("h1").inner_text()
+    before = scaling.paths("strong-curves")
+    page.locator("[data-figure=strong-curves]").get_by_role("button", name="Relative to itself on 1 rank").click()
+    assert scaling.paths("strong-curves") != before
+    assert page.locator("[data-figure=strong-split] .ytick").count() == 1 + 5 * 5
+    page.locator("#strong-points button[data-define=efficiency]").first.hover()
+    assert "T₁/(N·T_N)" in page.locator("#tip").inner_text()
+
+
+def test_tables_of_a_comparison_need_no_scrolling_on_a_small_screen(opened: Opened) -> None:
+    opened.page.set_viewport_size(SMALL)
+    for table in ("comparison", "splits", "bytes", "operations", "hosts", "by-rank"):
+        region = opened.page.locator(f".scroll:has(#{table})")
+        assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
+
+
+def test_tables_of_scaling_need_no_scrolling_on_a_small_screen(scaling: Opened) -> None:
+    scaling.page.set_viewport_size(SMALL)
+    for table in ("strong-points", "strong-parts", "weak-points", "weak-parts"):
+        region = scaling.page.locator(f".scroll:has(#{table})")
+        assert region.evaluate("own => own.scrollWidth - own.clientWidth") == 0, table
+    assert scaling.page.locator(".matrix").count() == 4
 
 
 ASYNCHRONOUS = "parameter_server:asynchronous=true"
@@ -585,29 +601,42 @@ def long_names(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder / "report.html"
 
 
+@pytest.fixture(scope="module")
+def with_long_names(browser: Any, long_names: Path) -> Iterator[Opened]:
+    """The same page in the browser, with all tables shown."""
+    with Opened(browser, long_names) as opened:
+        opened.page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+        yield opened
+
+
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
 def test_long_names_break_between_their_words_and_cover_nothing(
-    browser: Any, long_names: Path, viewport: dict[str, int]
+    with_long_names: Opened, viewport: dict[str, int]
 ) -> None:
-    with Opened(browser, long_names, viewport=viewport) as opened:
-        page = opened.page
-        until(page, FITS)
-        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-        assert (
-            page.evaluate(INSIDE_WORDS, "header h1, header .lead, header li, .findings td, th .name, .reasons h3") == []
-        )
-        assert page.evaluate(COVERED) == []
-        cut_off = page.evaluate(CUT_OFF)
-        assert [table for table, has_hint in cut_off if not has_hint] == []
-        if viewport is WIDE:
-            assert cut_off == []
+    page = with_long_names.page
+    page.set_viewport_size(viewport)
+    until(page, FITS)
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    assert page.evaluate(INSIDE_WORDS, "header h1, header .lead, header li, .findings td, th .name, .reasons h3") == []
+    assert page.evaluate(COVERED) == []
+    until(page, f"({CUT_OFF})().every(([_, hasHint]) => hasHint)")
+    if viewport is WIDE:
+        assert page.evaluate(CUT_OFF) == []
+
+
+@pytest.fixture(scope="module")
+def on_a_phone(browser: Any, scaling_page: Path) -> Iterator[Opened]:
+    """Page of a scaling experiment that was opened on a phone."""
+    with Opened(browser, scaling_page, viewport=PHONE) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_scaling_can_be_read_on_a_phone_too(browser: Any, scaling_page: Path, scheme: str) -> None:
-    with Opened(browser, scaling_page, color_scheme=scheme, viewport=PHONE) as opened:
-        page = opened.page
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-        until(page, FITS)
-        assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
-        assert least_contrast(page, "h1, h2, p, li, thead th, td, th, .interval, button, figcaption") >= READABLE
+def test_scaling_can_be_read_on_a_phone_too(on_a_phone: Opened, scheme: str) -> None:
+    page = on_a_phone.page
+    page.emulate_media(color_scheme=scheme)
+    until(page, f"document.documentElement.dataset.theme === '{scheme}'")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    until(page, FITS)
+    assert least_contrast(page, TEXT_OF_FIGURES) >= READABLE
+    assert least_contrast(page, "h1, h2, p, li, thead th, td, th, .interval, button, figcaption") >= READABLE

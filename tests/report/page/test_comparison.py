@@ -32,7 +32,7 @@ from paceline.report.tables.steps import split_rows
 from paceline.report.terminal.comparison import to_json
 from paceline.report.verdict.sentences import sentences
 
-pytestmark = pytest.mark.takes(9)
+pytestmark = pytest.mark.takes(7)
 
 MOST_BYTES = 6_000_000
 NASTY = "<script>alert(1)</script>"

@@ -20,7 +20,7 @@ from paceline.training.sync import Sync
 from ranks import Pool
 from registered import LOSSLESS, with_options
 
-pytestmark = pytest.mark.takes(10)
+pytestmark = pytest.mark.takes(9)
 
 SMALL = {"bucketed": "first_mb=0.0001,bucket_mb=0.0002", "priority": "slice_mb=0.0002"}
 OVERLAPPED = [

@@ -23,7 +23,7 @@ from paceline.training.sync import Sync
 from ranks import Pool
 from registered import LOSSLESS, with_options
 
-pytestmark = pytest.mark.takes(15)
+pytestmark = pytest.mark.takes(6)
 
 ALL = [
     *with_options(LOSSLESS, {"halving_doubling": "segment_kb=0.5", "bucketed": "bucket_mb=0.0001"}),

@@ -20,7 +20,7 @@ from paceline.training.sync import Sync
 from ranks import Pool
 from strategies.parameter_server.test_strategy import make_model, sgd, weights
 
-pytestmark = pytest.mark.takes(12)
+pytestmark = pytest.mark.takes(5)
 
 SYNCHRONOUS = ["parameter_server", "parameter_server:servers=2"]
 ASYNCHRONOUS = ["parameter_server:asynchronous=true", "parameter_server:asynchronous=true,servers=2"]

@@ -19,7 +19,7 @@ from ranks import Pool
 from strategies.parameter_server.test_load_hooks import ASYNCHRONOUS, SYNCHRONOUS, saved, train
 from strategies.parameter_server.test_strategy import make_model, on_extra_ranks, sgd, weights
 
-pytestmark = pytest.mark.takes(12)
+pytestmark = pytest.mark.takes(5)
 
 CHANGED = "weights were changed outside step()"
 Change = Callable[[Sync], None]

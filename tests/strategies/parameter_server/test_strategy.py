@@ -27,7 +27,7 @@ from paceline.workloads.batches import Share
 from ranks import GROUP_TIMEOUT_S, Pool
 from training import cases
 
-pytestmark = pytest.mark.takes(12)
+pytestmark = pytest.mark.takes(10)
 
 ASYNCHRONOUS = "parameter_server:asynchronous=true"
 OTHER_SETTINGS = {"lr": 0.01, "momentum": 0.5}

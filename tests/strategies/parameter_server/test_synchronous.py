@@ -19,7 +19,7 @@ from ranks import Pool
 from strategies.parameter_server.test_load_hooks import ASYNCHRONOUS, SYNCHRONOUS
 from strategies.parameter_server.test_strategy import adam, make_model, on_extra_ranks, sgd, weights
 
-pytestmark = pytest.mark.takes(12)
+pytestmark = pytest.mark.takes(1)
 
 
 def sum_large_gradients(comm: Comm, dtype: torch.dtype) -> float:

@@ -27,6 +27,8 @@ from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import SIZE, Pool, wait_for_released_groups
 
+pytestmark = pytest.mark.takes(6)
+
 SLICED = "priority:slice_mb=0.0005"
 """Slices of about 500 bytes, so that most layers have several."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -18,9 +18,9 @@ from paceline.strategies.registry import ENTRIES, create
 from paceline.training.checks.loop import check_not_attached
 from paceline.training.sync import Sync
 from ranks import Pool
-from registered import EXCHANGING
+from registered import EXCHANGING, one_of_each_family
 
-pytestmark = pytest.mark.takes(20)
+pytestmark = pytest.mark.takes(10)
 
 ASYNCHRONOUS = "parameter_server:asynchronous=true"
 STRATEGIES = [*[name for name, entry in ENTRIES.items() if entry.role == "bound"], *EXCHANGING, ASYNCHRONOUS]
@@ -142,9 +142,18 @@ CASES: dict[Callable[[Sync, nn.Sequential], None], str] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_misuse_is_refused_under_every_strategy(pool: Pool, case: Callable[[Sync, nn.Sequential], None]) -> None:
-    strategies = EXCHANGING if case is freezes else STRATEGIES  # `none` trains the others, which is right.
+def cases_and_strategies() -> Iterator[Any]:
+    """Yield each case with one strategy of each family, another with each case, and with all of them in the soak."""
+    for turn, case in enumerate(CASES):
+        strategies = EXCHANGING if case is freezes else STRATEGIES  # `none` trains the others, which is right.
+        yield pytest.param(case, one_of_each_family(strategies, turn), id=case.__name__)
+        yield pytest.param(case, strategies, marks=pytest.mark.soak, id=f"{case.__name__} with all")
+
+
+@pytest.mark.parametrize(("case", "strategies"), list(cases_and_strategies()))
+def test_misuse_is_refused_under_every_strategy(
+    pool: Pool, case: Callable[[Sync, nn.Sequential], None], strategies: list[str]
+) -> None:
     found = {(text, ranks): pool.run(messages, ranks, case, text) for text in strategies for ranks in (1, 2)}
     assert found == {(text, ranks): [CASES[case]] * ranks for text, ranks in found}
 

@@ -31,7 +31,7 @@ from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, make_source
 from paceline.workloads.workload import Workload
 from ranks import Pool, RankFailed
-from registered import LOSSLESS, in_turn, with_options
+from registered import LOSSLESS, in_turn, one_of_each_family, with_options
 from training import cases
 
 pytestmark = pytest.mark.takes(45)
@@ -104,15 +104,16 @@ CASES: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
 
 
 def pairs() -> Iterator[Any]:
-    """Yield every strategy with every case, on 2, 3 or 4 ranks in turn, so that each number meets all of both.
+    """Yield every case with one strategy of each family, another with each case, on 2, 3 or 4 ranks in turn.
 
-    The other numbers of ranks run in the soak.
+    The other strategies and numbers of ranks run in the soak.
     """
     for first, strategy in enumerate(PROVEN):
         sizes = [VARIANTS[strategy]] if strategy in VARIANTS else [2, 3, 4]
         for second, case in enumerate(CASES):
+            in_suite = strategy in one_of_each_family(PROVEN, second)
             for ranks in sizes:
-                now = ranks == sizes[(first + second) % len(sizes)]
+                now = in_suite and ranks == sizes[(first + second) % len(sizes)]
                 yield pytest.param(strategy, case, ranks, marks=() if now else pytest.mark.soak)
 
 

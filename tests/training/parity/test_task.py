@@ -25,7 +25,7 @@ from paceline.training.parity import task
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
 
-pytestmark = pytest.mark.takes(10)
+pytestmark = pytest.mark.takes(8)
 
 QUICK = ("--ranks", "2", "--batch", "16", "--steps", "6", "--repeats", "1", "--max-repeats", "1", "--no-doctor")
 

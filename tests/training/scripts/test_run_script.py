@@ -16,7 +16,7 @@ from paceline.records.events import LogEvent, UnexaminedEvent
 from paceline.records.experiment import ExperimentRecord, read_experiment
 from paceline.strategies.registry import create
 
-pytestmark = pytest.mark.takes(20)
+pytestmark = pytest.mark.takes(30)
 
 SCRIPTS = USER_CODE / "scripts"
 STEPS = 12

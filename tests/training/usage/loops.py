@@ -22,7 +22,7 @@ from paceline.comm import Comm
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
 from ranks import Pool
-from registered import LOSSLESS, in_turn, with_options
+from registered import LOSSLESS, one_of_each_family, with_options
 
 RANKS = 2
 STEPS = 4
@@ -220,9 +220,16 @@ def same_in_one_process(
     strategies: Sequence[str] = STRATEGIES,
     tolerances: Mapping[Usage, float] | None = None,
 ) -> Callable[[Pool, str], None]:
-    """Return a test of usages under each strategy; `turn` chooses those that the suite has: see `in_turn`."""
+    """Return a test of usages under each strategy; `turn` chooses those that the suite has, the soak has the others.
 
-    @pytest.mark.parametrize("text", in_turn(strategies, turn))
+    The suite has one strategy of every other family: each usage meets half of the families, and each family the usages
+    of half of the files.
+    """
+    now = one_of_each_family(strategies, turn // 2)[turn % 2 :: 2]
+
+    @pytest.mark.parametrize(
+        "text", [pytest.param(text, marks=() if text in now else pytest.mark.soak) for text in strategies]
+    )
     def test(pool: Pool, text: str) -> None:
         check_usages(pool, text, usages, tolerances)
 

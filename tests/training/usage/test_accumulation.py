@@ -8,7 +8,7 @@ import pytest
 
 from training.usage.loops import STEPS, Loop, Results, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(3)
 
 
 def equal_micro_batches(loop: Loop) -> Results:

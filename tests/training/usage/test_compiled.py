@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from registered import LOSSLESS
 from training.usage.loops import Loop, Results, Usage, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(6)
 
 # Dynamo's own split of DDP's graphs requires buckets of at least 1 MiB, so options for small buckets are left out.
 STRATEGIES = [*LOSSLESS, "ddp:overlap=false", "ddp:bucket_view=true"]

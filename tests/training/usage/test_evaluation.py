@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from training.usage.loops import Loop, Results, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(5)
 
 ONES = torch.ones(2, 6, dtype=torch.float64)
 

@@ -25,7 +25,7 @@ from training.usage.loops import (
     weights,
 )
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(1)
 
 AGREEING = [text for text in STRATEGIES if create(text).agrees_in_backward]
 """Strategies under which backward returns with the mean over the ranks in `.grad`."""

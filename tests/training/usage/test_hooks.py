@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from training.usage.loops import Loop, Results, loss_of, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(1)
 
 
 def forward_hooks(loop: Loop) -> Results:

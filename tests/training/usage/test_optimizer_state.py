@@ -10,7 +10,7 @@ import torch
 
 from training.usage.loops import Loop, Results, make_model, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(1)
 
 
 def optimizer_state_after_attach(loop: Loop) -> Results:

@@ -19,7 +19,7 @@ from training.usage.loops import (
     weights,
 )
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(6)
 
 
 def groups_by_name(loop: Loop) -> Results:
@@ -240,7 +240,7 @@ USAGES = [
 ]
 
 
-test_optimisers_step_as_in_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=9)
+test_optimisers_step_as_in_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=10)
 
 
 # Servers keep the groups of `attach`.

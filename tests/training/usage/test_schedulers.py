@@ -9,7 +9,7 @@ import torch
 
 from training.usage.loops import Loop, Results, loss_of, make_model, sgd, train, usage_tests, weights
 
-pytestmark = pytest.mark.takes(4)
+pytestmark = pytest.mark.takes(1)
 
 
 def _per_step(loop: Loop, make_scheduler: Any, make_optimizer: Any = sgd) -> Results:
@@ -109,4 +109,4 @@ USAGES = [
 ]
 
 
-test_schedules_are_those_of_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=10)
+test_schedules_are_those_of_one_process, test_the_results_depend_on_synchronisation = usage_tests(USAGES, turn=9)

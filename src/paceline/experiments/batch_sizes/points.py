@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.config import DEFAULT_STRATEGY, BatchConfig, RunConfig
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig
-from paceline.experiments.scaling.points import fits, point_candidate
+from paceline.experiments.scaling.points import Points, fits, point_candidate
 from paceline.experiments.scaling.shapes import ALONE, choose_shapes
 from paceline.formatting import join_names, plural, whole
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.registry import BASELINE_STRATEGIES, parse_list, trains_in_one_process
 from paceline.training.rank_setup import check_batch_fits
-
-
-@dataclass(frozen=True)
-class BatchPoints:
-    """Points to measure."""
-
-    candidate_configs: list[CandidateConfig]
-    """By ranks, then by size; the smallest size comes first."""
-    left_out: list[str]
-    """Sentences on sizes that do not fit."""
-
-    @property
-    def shapes(self) -> list[Shape]:
-        """Shapes of the points, fewest ranks first."""
-        return list(dict.fromkeys(one.shape for one in self.candidate_configs))
 
 
 def choose_batch_shapes(config: BatchConfig, launcher: LauncherProcess, on_one_host: int) -> list[Shape]:
@@ -38,7 +23,7 @@ def choose_batch_shapes(config: BatchConfig, launcher: LauncherProcess, on_one_h
     return [shape for shape in shapes if not config.rank_counts or shape.ranks in config.rank_counts]
 
 
-def make_batch_points(base: RunConfig, config: BatchConfig, shapes: Sequence[Shape]) -> BatchPoints:
+def make_batch_points(base: RunConfig, config: BatchConfig, shapes: Sequence[Shape]) -> Points:
     """Return every size on every shape, checked: `single` on one rank, the strategies on several."""
     if config.strategies and base.strategy != DEFAULT_STRATEGY:
         raise UsageError("--strategy and --strategies were both given.", hint="name all of them with --strategies")
@@ -63,10 +48,10 @@ def make_batch_points(base: RunConfig, config: BatchConfig, shapes: Sequence[Sha
             left_out[0] if left_out else f"there is nothing to measure on several ranks in {text}.",
             hint="use larger --sizes, or fewer ranks" if left_out else "name a strategy, for example ddp, or --ranks 1",
         )
-    return BatchPoints(found, left_out)
+    return Points(found, _shapes_of(found), left_out)
 
 
-def without_too_large(points: BatchPoints, samples: int | None) -> BatchPoints:
+def without_too_large(points: Points, samples: int | None) -> Points:
     """Return the points whose batch is not larger than the training data; raise if none is left."""
     kept: list[CandidateConfig] = []
     error: UsageError | None = None
@@ -88,7 +73,11 @@ def without_too_large(points: BatchPoints, samples: int | None) -> BatchPoints:
         f"{article[0].upper()}{article[1:]} of {sizes} {verb} not measured: the training data has "
         f"{plural(samples, 'sample')}."
     )
-    return BatchPoints(kept, [*points.left_out, note])
+    return Points(kept, _shapes_of(kept), [*points.left_out, note])
+
+
+def _shapes_of(candidate_configs: Sequence[CandidateConfig]) -> list[Shape]:
+    return list(dict.fromkeys(one.shape for one in candidate_configs))
 
 
 def _too_small(sizes: Sequence[int], ranks: int, accumulate: int) -> str:

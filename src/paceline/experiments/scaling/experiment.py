@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.analysis.comparison import compare
 from paceline.analysis.record_set import collect_records
-from paceline.config import LaunchConfig, RunConfig
+from paceline.config import LaunchConfig, PointsConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig
-from paceline.experiments.engine import Experiment, MeasurementConfig
+from paceline.experiments.engine import Experiment
 from paceline.experiments.scaling.machines import ThreadCounts
-from paceline.experiments.scaling.shapes import RankCounts
+from paceline.experiments.scaling.points import Points
 from paceline.experiments.training_targets import ScheduledRun
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.measure.cores import threads_per_rank
 from paceline.records.experiment import ScaleShape, read_experiment
 from paceline.workloads.names import is_user_workload
-
-
-class PointsConfig(MeasurementConfig, RankCounts, Protocol):
-    """Settings of an experiment over points."""
 
 
 @dataclass
@@ -77,21 +73,15 @@ def target_name(base: RunConfig) -> str:
     return base.workload if is_user_workload(base.workload) else f"{base.workload} on {base.data}"
 
 
-def points_design(
-    config: PointsConfig,
-    candidate_configs: Sequence[CandidateConfig],
-    shapes: Sequence[Shape],
-    threads: ThreadCounts,
-    launch: LaunchConfig,
-) -> dict[str, Any]:
+def points_design(config: PointsConfig, points: Points, threads: ThreadCounts, launch: LaunchConfig) -> dict[str, Any]:
     """Return the part of the design that follows from the points."""
-    largest = max(shapes, key=lambda shape: (shape.ranks, shape.hosts))
-    candidates = [one.candidate for one in candidate_configs]
+    largest = max(points.shapes, key=lambda shape: (shape.ranks, shape.hosts))
+    candidates = [one.candidate for one in points.candidate_configs]
     reference = next((one for one in candidates if one.role == "baseline"), candidates[0])
     return {
         "ranks": largest.ranks,
         "hosts": largest.hosts,
-        "shapes": [ScaleShape(hosts=shape.hosts, ranks_per_host=shape.ranks_per_host) for shape in shapes],
+        "shapes": [ScaleShape(hosts=shape.hosts, ranks_per_host=shape.ranks_per_host) for shape in points.shapes],
         "strategies": list(dict.fromkeys(candidate.strategy for candidate in candidates)),
         "threads": threads.rank or threads_per_rank(largest.ranks_per_host),
         "single_threads": threads.single or threads_per_rank(1),

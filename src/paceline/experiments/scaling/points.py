@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from paceline.config import RunConfig, ScaleConfig
@@ -40,6 +40,23 @@ class ScaleBatches:
     def in_mode(self, mode: str, ranks: int) -> int:
         """Return the global batch at a world size."""
         return self.whole if mode == "strong" else self.share * ranks
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points to measure."""
+
+    candidate_configs: list[CandidateConfig]
+    """By ranks; those of one shape follow each other."""
+    shapes: list[Shape]
+    """Shapes of ranks, fewest ranks first."""
+    left_out: list[str] = field(default_factory=list)
+    """Sentences on points that do not fit, so that they are not measured."""
+
+    @property
+    def most_ranks(self) -> int:
+        """Largest world size."""
+        return max(shape.ranks for shape in self.shapes)
 
 
 def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -> list[CandidateConfig]:
@@ -105,10 +122,7 @@ def _format_shape(shape: Shape) -> str:
     return ranks if shape.hosts == 1 else f"{ranks} over {shape.hosts} hosts"
 
 
-def shared_settings(settings: Settings, of_points: Iterable[str]) -> Settings:
-    """Return the settings of one candidate that all share, for the record; without the strategy and `of_points`.
-
-    Each point has its own batch, for example.
-    """
-    own = {"strategy", *of_points}
+def shared_settings(settings: Settings) -> Settings:
+    """Return the settings of one candidate that all share, for the record: each point has its strategy and batch."""
+    own = {"strategy", *CandidatePoint.__struct_fields__}
     return {key: value for key, value in settings.items() if key not in own}

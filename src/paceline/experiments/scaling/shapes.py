@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from paceline.config import PointsConfig
 from paceline.errors import UsageError
 from paceline.formatting import plural
 from paceline.launch.launcher_process import LauncherProcess, Shape
@@ -11,19 +10,7 @@ from paceline.launch.launcher_process import LauncherProcess, Shape
 ALONE = Shape(1, 1)
 
 
-class RankCounts(Protocol):
-    """Settings that choose the shapes of an experiment."""
-
-    @property
-    def rank_counts(self) -> tuple[int, ...]:
-        """World sizes given by the user, ascending."""
-
-    @property
-    def per_host(self) -> tuple[int, ...]:
-        """Numbers of ranks per host given by the user, ascending."""
-
-
-def choose_shapes(config: RankCounts, launcher: LauncherProcess, on_one_host: int) -> list[Shape]:
+def choose_shapes(config: PointsConfig, launcher: LauncherProcess, on_one_host: int) -> list[Shape]:
     """Return the shapes to measure, fewest ranks first, then most hosts first; one rank is always included.
 
     `on_one_host` is the most ranks per host unless the user gives a number: its GPUs or cores.
@@ -57,7 +44,7 @@ def _fewest(ranks: int, hosts: int) -> list[int]:
     return [number for number in range(1, ranks + 1) if ranks % number == 0 and ranks // number <= hosts][:1]
 
 
-def _does_not_fit(ranks: int, hosts: int, config: RankCounts, room: int | None) -> UsageError:
+def _does_not_fit(ranks: int, hosts: int, config: PointsConfig, room: int | None) -> UsageError:
     there = plural(hosts, "host") + (f" with {room} ranks each" if room is not None else "")
     if config.per_host:
         named = " or ".join(map(str, config.per_host))

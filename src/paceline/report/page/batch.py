@@ -8,8 +8,7 @@ from typing import Any
 
 from paceline.analysis.batch.sizes import BatchPoint, BatchSizes
 from paceline.analysis.statistics import MIN_REPEATS
-from paceline.formatting import join_names, plural, scientific
-from paceline.records.events import FailureEvent, events_of
+from paceline.formatting import join_names
 from paceline.report.batch_verdict import (
     alternative_sentences,
     closing_sentences,
@@ -22,18 +21,14 @@ from paceline.report.batch_verdict import (
     point_outcome,
 )
 from paceline.report.definitions import COMPARISON_TERMS, SCALING_TERMS, SPLIT_TERMS, TERMS
-from paceline.report.evidence import proof_verdict
 from paceline.report.figures.batch import BATCH_FIGURES, BATCH_TABLES, SIZE_FIGURES
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.figure import definitions
 from paceline.report.page.document import (
-    format_date,
-    provenance_context,
     render_document,
-    split_headline,
-    workload_name,
     write_document,
 )
+from paceline.report.page.header import header_context, legend_of, run_facts
 from paceline.report.page.sections import machine_context
 from paceline.report.page.tables import PageRow, PageTable
 from paceline.report.plots.batch import (
@@ -45,11 +40,10 @@ from paceline.report.plots.batch import (
     epoch_split_figure,
     panels_figure,
 )
-from paceline.report.plots.drawing import Json, short_names
+from paceline.report.plots.drawing import Json
 from paceline.report.plots.link import link
 from paceline.report.plots.losses import losses
 from paceline.report.plots.palette import PARTS as PART_COLOURS
-from paceline.report.plots.palette import colours
 from paceline.report.plots.validation import validation
 from paceline.report.terminal.batch import epoch_headings
 
@@ -87,7 +81,7 @@ def write_batch_page(found: BatchSizes, path: Path) -> None:
 
 def render_batch_sizes(found: BatchSizes) -> str:
     """Return the whole page as HTML."""
-    return render_document("batch.html", _context(found), batch_plots(found), _legend(found))
+    return render_document("batch.html", _context(found), batch_plots(found), legend_of(found.record_set))
 
 
 def batch_plots(found: BatchSizes) -> dict[str, Json]:
@@ -105,38 +99,22 @@ def batch_plots(found: BatchSizes) -> dict[str, Json]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _legend(found: BatchSizes) -> list[dict[str, str]]:
-    """Return name, label and colour of every point, for the training curves."""
-    labels = short_names([candidate.name for candidate in found.record_set.candidates], 32)
-    tints = colours(found.record_set.candidates)
-    return [{"name": name, "label": labels[name], "colour": tint} for name, tint in tints.items()]
-
-
 def _context(found: BatchSizes) -> dict[str, Any]:
     """Return the data that the template shows."""
     comparison, tints = found.comparison, curve_colours(found)
-    headline, lead = split_headline(headline_sentence(found))
     best = next((format_curve(curve) for curve in found.curves if found.best in curve.points), None)
     names = {point.candidate.name: format_curve(curve) for curve in found.curves for point in curve.points}
     return {
+        **header_context(comparison, headline_sentence(found)),
         **machine_context(comparison),
-        **provenance_context(found.record_set),
-        "comparison": comparison,
-        "title": workload_name(found.record_set),
         "facts": _facts(found),
-        "headline": headline,
-        "lead": lead,
         "sentences": [*alternative_sentences(found), *curve_sentences(found), *closing_sentences(found)],
         "notes": found.warnings,
-        "failures": events_of(found.record_set.events, FailureEvent),
         "sections": _sections(found),
         "by_strategy": True,
         "colours": tints | {name: tints[curve] for name, curve in names.items()},
         "part_colours": PART_COLOURS,
-        "proof_verdict": proof_verdict,
-        "scientific": scientific,
         "definitions": BATCH_DEFINITIONS,
-        "repeats": max((row.repeats for row in comparison.rows), default=0),
         "best": best,
         "next_command": next_command(found),
         "caption": _caption(found),
@@ -213,13 +191,9 @@ def _row(name: str, point: BatchPoint) -> PageRow:
 
 def _facts(found: BatchSizes) -> list[str]:
     """Return what was measured, on which hardware, how often and when."""
-    record_set = found.record_set
     ranks = sorted({point.ranks for point in found.points})
-    devices = {f"{t.device} ({t.backend})" for entry in record_set.runs if (t := entry.run.topology).exchanges}
     return [
         format_facts_of_sizes(found),
         f"{join_names([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
-        *([devices.pop()] if len(devices) == 1 else []),
-        plural(len({entry.repeat for entry in record_set.runs}), "repeat"),
-        *[when for p in record_set.provenances[:1] if (when := format_date(p.time))],
+        *run_facts(found.record_set, with_steps=False),
     ]

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.comparison import CandidateRow, Comparison
-from paceline.formatting import NOTHING, plural, scientific, whole
-from paceline.records.events import FailureEvent, events_of
+from paceline.formatting import NOTHING, plural, whole
 from paceline.report.definitions import COMPARISON_TERMS, SPLIT_TERMS, TERMS
-from paceline.report.evidence import loss_difference_row, loss_difference_sentences, proof_verdict
+from paceline.report.evidence import loss_difference_row, loss_difference_sentences
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.figure import definitions
@@ -17,17 +16,14 @@ from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
 from paceline.report.figures.ranks import RANK_FIGURES
 from paceline.report.figures.steps import BYTES_FIGURES, OPERATION_FIGURES, RANK_BYTES_FIGURES, SPLIT_FIGURES
 from paceline.report.page.document import (
-    format_date,
-    provenance_context,
     render_document,
-    split_headline,
-    workload_name,
     write_document,
 )
+from paceline.report.page.header import header_context, legend_of, run_facts
 from paceline.report.page.sections import machine_context, name_heading, resource_context, step_context
 from paceline.report.page.tables import PageRow, PageTable, rank_label
 from paceline.report.plots.bars import bars
-from paceline.report.plots.drawing import Json, short_names, shortened
+from paceline.report.plots.drawing import Json, shortened
 from paceline.report.plots.link import link
 from paceline.report.plots.loss_differences import loss_differences
 from paceline.report.plots.losses import losses
@@ -83,7 +79,7 @@ def render(comparison: Comparison) -> str:
     """Return the whole page as HTML."""
     context = _context(comparison) | step_context(comparison)
     context |= machine_context(comparison) | resource_context(comparison)
-    return render_document("page.html", context, all_plots(comparison), _legend(comparison))
+    return render_document("page.html", context, all_plots(comparison), legend_of(comparison.record_set))
 
 
 def all_plots(comparison: Comparison) -> dict[str, Json]:
@@ -92,39 +88,24 @@ def all_plots(comparison: Comparison) -> dict[str, Json]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _legend(comparison: Comparison) -> list[dict[str, str]]:
-    """Return name, label and colour of every candidate, in the order of the command line."""
-    labels = short_names([candidate.name for candidate in comparison.record_set.candidates], 32)
-    tints = colours(comparison.record_set.candidates)
-    return [{"name": name, "label": labels[name], "colour": tint} for name, tint in tints.items()]
-
-
 def _context(comparison: Comparison) -> dict[str, Any]:
     """Return the data that the template shows."""
     record_set = comparison.record_set
     verdict = sentences(comparison)
-    headline, lead = split_headline(verdict[0])
     return {
-        "comparison": comparison,
-        "title": workload_name(record_set),
+        **header_context(comparison, verdict[0]),
         "facts": _facts(comparison),
-        "headline": headline,
-        "lead": lead,
         "sentences": verdict[1:],
         "notes": comparison.warnings,
-        "failures": events_of(record_set.events, FailureEvent),
+        "best": comparison.pick,
         "next_command": next_command(comparison),
         "colours": colours(record_set.candidates),
         "by_strategy": compares_strategies(comparison),
         "comparison_table": comparison_table(comparison),
         "rank_table": rank_table(comparison),
-        "proof_verdict": proof_verdict,
-        "scientific": scientific,
         "loss_differences": [loss_difference_row(loss_difference) for loss_difference in comparison.loss_differences],
         "loss_difference_sentences": list(loss_difference_sentences(comparison)),
-        **provenance_context(record_set),
         "definitions": DEFINITIONS,
-        "repeats": max((row.repeats for row in comparison.rows), default=0),
         "has_pale": bool(comparison.with_role("bound") or comparison.with_role("baseline")),
         "has_small_batches": _has_small_batches(comparison),
         "shortened": shortened,
@@ -172,18 +153,12 @@ def _facts(comparison: Comparison) -> list[str]:
     topologies = [entry.run.topology for entry in record_set.runs]
     ranks = {d.ranks for d in record_set.designs} or {t.world_size for t in topologies}
     batches = {row.batch for row in comparison.rows if row.batch}
-    devices = {f"{t.device} ({t.backend})" for t in topologies if t.exchanges}
-    repeats = len({entry.repeat for entry in record_set.runs})
     hosts = on_hosts(record_set.designs[0]) if record_set.designs else ""
-    steps = {entry.run.summary.steps for entry in record_set.runs if entry.run.summary}
     return [
         _count_rows(comparison),
         *[plural(n, "rank") + hosts for n in sorted(ranks)][:1],
         *([f"global batch {whole(batches.pop())}"] if len(batches) == 1 else []),
-        *([devices.pop()] if len(devices) == 1 else []),
-        *([plural(steps.pop(), "step")] if len(steps) == 1 else []),
-        plural(repeats, "repeat"),
-        *[when for p in record_set.provenances[:1] if (when := format_date(p.time))],
+        *run_facts(record_set),
     ]
 
 

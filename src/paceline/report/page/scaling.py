@@ -9,22 +9,17 @@ from typing import Any
 
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingPoint
 from paceline.analysis.traffic.payload import Payload
-from paceline.formatting import join_names, plural, scientific
-from paceline.records.events import FailureEvent, events_of
+from paceline.formatting import join_names, plural
 from paceline.report.definitions import SCALING_TERMS, SPLIT_TERMS, TERMS
-from paceline.report.evidence import proof_verdict
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.figure import definitions
 from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES, SHAPE_FIGURES
 from paceline.report.figures.steps import OPERATION_FIGURES, RANK_BYTES_FIGURES
 from paceline.report.page.document import (
-    format_date,
-    provenance_context,
     render_document,
-    split_headline,
-    workload_name,
     write_document,
 )
+from paceline.report.page.header import header_context, run_facts
 from paceline.report.page.sections import machine_context, payload_context
 from paceline.report.page.tables import PageRow, PageTable
 from paceline.report.plots.drawing import Json
@@ -88,34 +83,26 @@ def scaling_plots(scaling: Scaling) -> dict[str, Json]:
 def _context(scaling: Scaling) -> dict[str, Any]:
     """Return the data that the template shows."""
     comparison, tints = scaling.comparison, strategy_colours(scaling)
-    headline, lead = split_headline(headline_sentence(scaling))
     names = {candidate.name: candidate.strategy for candidate in scaling.record_set.candidates}
     largest = _largest_payload(scaling)
     return {
+        **header_context(comparison, headline_sentence(scaling)),
         **machine_context(comparison),
-        **provenance_context(scaling.record_set),
         **payload_context(largest.payloads, "Strategy"),
         "payload_where": largest.ranks,
-        "comparison": comparison,
-        "title": workload_name(scaling.record_set),
         "facts": _facts(scaling),
-        "headline": headline,
-        "lead": lead,
         "sentences": [
             *[f"{TITLES[mode]}: {format_mode(scaling, mode)}" for mode in scaling.modes],
             *closing_sentences(scaling),
         ],
         "notes": [*scaling.warnings, learning_rate_note(scaling)],
-        "failures": events_of(scaling.record_set.events, FailureEvent),
         "modes": [_mode(scaling, mode) for mode in scaling.modes],
         "by_strategy": True,
         "colours": tints | {name: tints[strategy] for name, strategy in names.items()},
         "part_colours": PART_COLOURS,
-        "proof_verdict": proof_verdict,
-        "scientific": scientific,
         "definitions": SCALING_DEFINITIONS,
-        "repeats": max((row.repeats for row in comparison.rows), default=0),
         "best": best.candidate.name if (best := _best(scaling)) is not None else None,
+        "next_command": None,
         "split_caption": SPLIT_CAPTION,
     }
 
@@ -201,19 +188,13 @@ def _has_several_per_host(scaling: Scaling, mode: Mode) -> bool:
 
 def _facts(scaling: Scaling) -> list[str]:
     """Return what was measured, on which hardware, how often and when."""
-    record_set = scaling.record_set
     points = [point for mode in scaling.modes for point in scaling.points(mode)]
     ranks = sorted({point.ranks for point in points})
     strategies = len({point.strategy for point in points if point.candidate.role != "baseline"})
-    devices = {f"{t.device} ({t.backend})" for entry in record_set.runs if (t := entry.run.topology).exchanges}
-    steps = {entry.run.summary.steps for entry in record_set.runs if entry.run.summary}
     return [
         f"{' and '.join(scaling.modes)} scaling",
         f"{strategies} strategies" if strategies != 1 else "1 strategy",
         f"{join_names([str(number) for number in ranks])} ranks" if ranks != [1] else "1 rank",
         format_hosts_used(scaling),
-        *([devices.pop()] if len(devices) == 1 else []),
-        *([plural(steps.pop(), "step")] if len(steps) == 1 else []),
-        plural(len({entry.repeat for entry in record_set.runs}), "repeat"),
-        *[when for p in record_set.provenances[:1] if (when := format_date(p.time))],
+        *run_facts(scaling.record_set),
     ]
