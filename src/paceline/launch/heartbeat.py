@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 
 from paceline.errors import LaunchError
@@ -13,6 +13,8 @@ from paceline.launch.store_channel import StoreChannel
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 12.0
 """Seconds without a heartbeat after which a follower counts as lost; long enough for a busy machine."""
+LOST_AFTER_FAILURE_S = 4.0
+"""The same once ranks have failed: they probably lost their peers on that host."""
 
 
 @contextmanager
@@ -47,8 +49,9 @@ class HeartbeatMonitor:
         self._last_beats = {launcher: (0, time.monotonic()) for launcher in launchers}
         self._checked_at_s = 0.0
 
-    def lost(self) -> set[int]:
-        """Return the launchers that aborted or sent no heartbeat for `LOST_AFTER_S`."""
+    def lost(self, *, after_failure: bool = False) -> set[int]:
+        """Return the launchers that aborted or sent no heartbeat for a time, which is shorter after a failure."""
+        limit_s = LOST_AFTER_FAILURE_S if after_failure else LOST_AFTER_S
         now = time.monotonic()
         if now - self._checked_at_s < HEARTBEAT_S / 4:  # Callers poll faster than heartbeats arrive.
             return self._lost
@@ -57,9 +60,15 @@ class HeartbeatMonitor:
             found = self._channel.add(_heartbeat_key(launcher), 0)
             if found != count:
                 self._last_beats[launcher] = found, now
-            elif now - since > LOST_AFTER_S or self._channel.has(_aborted_key(launcher)):
+            elif now - since > limit_s or self._channel.has(_aborted_key(launcher)):
                 self._lost.add(launcher)
         return self._lost
+
+    def forget(self, launchers: Set[int]) -> None:
+        """Stop watching launchers, which the launch goes on without."""
+        self._lost -= launchers
+        for launcher in launchers:
+            self._last_beats.pop(launcher, None)
 
 
 def _heartbeat_key(launcher: int) -> str:
