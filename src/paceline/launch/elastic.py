@@ -118,6 +118,13 @@ def _silence_elastic() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def terminate_ranks() -> None:
+    """Send SIGTERM to the ranks of this launcher; torch's launcher then reports them as failed."""
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+
+
 @contextmanager
 def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]:
     """Stop this launcher's ranks some time after a remote failure, since they may wait for the failed ranks."""
@@ -128,9 +135,7 @@ def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]
             if done.wait(POLL_S):
                 return
         if not done.wait(grace_s):
-            for process in psutil.Process().children():
-                with suppress(psutil.NoSuchProcess):
-                    process.terminate()
+            terminate_ranks()
 
     watcher = threading.Thread(target=watch, daemon=True, name="paceline-failure-watch")
     watcher.start()
@@ -138,7 +143,7 @@ def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]
         yield
     finally:
         done.set()
-        watcher.join()
+        watcher.join(STOP_GRACE_S)  # It blocks in the store if the link to host 0 is cut.
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 
 from paceline.errors import LaunchError
@@ -18,17 +18,32 @@ LOST_AFTER_FAILURE_S = 4.0
 
 
 @contextmanager
-def send_heartbeats(channel: StoreChannel, launcher: int) -> Iterator[None]:
-    """Send heartbeats for the duration of a `with` block; report an abort if an exception leaves the block."""
+def send_heartbeats(channel: StoreChannel, launcher: int, on_silence: Callable[[], None]) -> Iterator[None]:
+    """Send heartbeats for the duration of a `with` block; report an abort if an exception leaves the block.
+
+    If the leader does not answer for `LOST_AFTER_S`, the channel is given up, and `on_silence` is called. A call of the
+    store blocks for minutes if the link is cut, so threads that may block send heartbeats and use the channel.
+    """
     done = threading.Event()
+    answered = [time.monotonic()]
 
     def beat() -> None:
         with suppress(LaunchError):  # The connection to the leader is lost; the main thread raises the error.
             while not done.wait(HEARTBEAT_S):
                 channel.add(_heartbeat_key(launcher), 1)
+                answered[0] = time.monotonic()
 
-    thread = threading.Thread(target=beat, daemon=True, name="paceline-heartbeat")
-    thread.start()
+    def watch() -> None:
+        while not done.wait(HEARTBEAT_S):
+            if time.monotonic() > answered[0] + LOST_AFTER_S:
+                channel.give_up(LOST_AFTER_S)
+                on_silence()
+                return
+
+    threads = [threading.Thread(target=beat, daemon=True, name="paceline-heartbeat")]
+    threads.append(threading.Thread(target=watch, daemon=True, name="paceline-leader-watch"))
+    for thread in threads:
+        thread.start()
     try:
         yield
     except BaseException:
@@ -37,7 +52,8 @@ def send_heartbeats(channel: StoreChannel, launcher: int) -> Iterator[None]:
         raise
     finally:
         done.set()
-        thread.join()
+        for thread in threads:
+            thread.join(HEARTBEAT_S)
 
 
 class HeartbeatMonitor:
