@@ -10,7 +10,7 @@
     ├── RecordError      8   a record cannot be read, or would be overwritten
     ├── ReplicaError    10   replicas of the model that should be equal on all ranks differ
     ├── DivergenceError 11   the loss of a run is not finite, or its gradients are not in many steps in a row
-    ├── CheckpointError 12   a checkpoint cannot be written or read
+    ├── CheckpointError 12   a checkpoint cannot be written or read, or a state cannot be kept in one
     └── PreemptedError  75   a signal stopped a run after a checkpoint, from which it can go on
 
 The message says in one sentence what was found; `hint` says in one sentence what to do. `detail` is printed before

@@ -41,6 +41,8 @@ LOGS_FOLDER = "logs"
 TENSORBOARD_FOLDER = "tensorboard"
 """Contains one folder per rank, written with `--tensorboard`."""
 ERRORS_FOLDER = "errors"
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Contains one folder per checkpoint (`records/checkpoint.py`)."""
 
 
 def steps_file(rank: int) -> str:
