@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.launch import LaunchConfig
 from paceline.config.recipe import SHARE, OptimizerName, Precision, ScaleRule, ScheduleName
 from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, select, setting
 from paceline.config.interval import Interval
@@ -313,8 +314,10 @@ EXAMINED_SETTINGS = select(RunConfig, lambda metadata: "doctor" not in metadata.
 
 
 def settings_unused_by(command: CommandName) -> frozenset[str]:
-    """Return the settings of a run that a command has no use for."""
-    return frozenset(select(RunConfig, lambda metadata: command in metadata.unused_by))
+    """Return the settings of a run and of a launch that a command has no use for."""
+    return frozenset(
+        name for kind in (RunConfig, LaunchConfig) for name in select(kind, lambda found: command in found.unused_by)
+    )
 
 
 def step_range(text: str, option: str) -> range:

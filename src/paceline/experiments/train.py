@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -31,7 +32,9 @@ def train(
     """Train and return the record; None on all launcher processes but the leader."""
     check_names(config)
 
+    from paceline.experiments.checks import config_on_fewer_hosts
     from paceline.launch.job import Job
+    from paceline.launch.restarts import RestartingLeader
 
     leader, shape = join_for_run("train", config, launch, notify)
     if leader is None:
@@ -40,7 +43,8 @@ def train(
         folder = RunFolder.create(out or new_folder(config))
         job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
         with follow(folder.path):
-            leader.run(job, shape)
+            on_fewer_hosts = functools.partial(config_on_fewer_hosts, config, shape)
+            RestartingLeader(leader, launch, on_fewer_hosts, notify).run(job, shape)
     return read_run(folder.path)
 
 

@@ -52,7 +52,7 @@ def start_ranks(
 
     Return the exit codes of the ranks that failed, by rank; a negative code is the number of a signal. `store` is the
     store of the job on the launcher of rank 0, which opened it, and None on all others, which connect to it.
-    `remote_failed` returns whether ranks of another launcher failed.
+    `remote_failed` returns whether ranks of another launcher failed, and how long these ranks may go on.
     """
     _silence_elastic()
     rendezvous.register(store, remote_failed)
@@ -118,19 +118,24 @@ def _silence_elastic() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def terminate_ranks() -> None:
+    """Send SIGTERM to the ranks of this launcher; torch's launcher then reports them as failed."""
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+
+
 @contextmanager
 def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]:
-    """Stop this launcher's ranks `STOP_GRACE_S` after a remote failure, since they may wait for the failed ranks."""
+    """Stop this launcher's ranks some time after a remote failure, since they may wait for the failed ranks."""
     done = threading.Event()
 
     def watch() -> None:
-        while not remote_failed():
+        while (grace_s := remote_failed()) is None:
             if done.wait(POLL_S):
                 return
-        if not done.wait(STOP_GRACE_S):
-            for process in psutil.Process().children():
-                with suppress(psutil.NoSuchProcess):
-                    process.terminate()
+        if not done.wait(grace_s):
+            terminate_ranks()
 
     watcher = threading.Thread(target=watch, daemon=True, name="paceline-failure-watch")
     watcher.start()
@@ -138,7 +143,7 @@ def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]
         yield
     finally:
         done.set()
-        watcher.join()
+        watcher.join(STOP_GRACE_S)  # It blocks in the store if the link to host 0 is cut.
 
 
 @contextmanager

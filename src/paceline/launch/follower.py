@@ -13,7 +13,7 @@ import msgspec
 
 from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
-from paceline.launch.elastic import start_ranks
+from paceline.launch.elastic import STOP_GRACE_S, start_ranks, terminate_ranks
 from paceline.launch.failures import error_from_info, error_to_info
 from paceline.launch.heartbeat import send_heartbeats
 from paceline.launch.job import Job
@@ -92,7 +92,7 @@ def finished_key(launcher: int) -> str:
 
 def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfig) -> None:
     """Run this launcher's ranks of every job until the leader posts `END`."""
-    with send_heartbeats(channel, launcher.number):
+    with send_heartbeats(channel, launcher.number, terminate_ranks):
         number = 1
         while _wait_for_job(channel, number):
             posted = channel.read(job_key(number), PostedJob)
@@ -120,11 +120,11 @@ def _run_job(
     codes: dict[int, int] = {}
     failure: ErrorInfo | None = None
 
-    def remote_failed() -> bool:
+    def remote_failed() -> float | None:
         try:
-            return channel.has(failed_key(number)) or channel.has(END)
+            return STOP_GRACE_S if channel.has(failed_key(number)) or channel.has(END) else None
         except LaunchError:  # The leader has ended, and its ranks with it.
-            return True
+            return STOP_GRACE_S
 
     with _writable_folders(Job.from_json(posted.job), shared=shared) as (job, root):
         try:

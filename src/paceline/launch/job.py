@@ -35,6 +35,8 @@ class Job:
     """Seconds after which a rank that waits for others fails."""
     iface: str | None = None
     threads: int | None = None
+    resume: str = ""
+    """Folder of the run whose newest valid checkpoint the ranks go on from; empty for a run that starts."""
     command: str = ""
     """Command line of the user."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -65,7 +67,19 @@ class Job:
     def with_paths(self, replace_path: Callable[[Path], Path]) -> Job:
         """Return the same job with each folder's path replaced by `replace_path(path)`."""
         runs = tuple((config, RunFolder(replace_path(folder.path))) for config, folder in self.runs)
-        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs)
+        resume = str(replace_path(Path(self.resume))) if self.resume else ""
+        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs, resume=resume)
+
+    def restarted(self, config: RunConfig) -> Job:
+        """Return the next attempt at this job of one run, with its own logs; it goes on from the run's checkpoints."""
+        ((_, run),) = self.runs
+        return replace(
+            self,
+            folder=run.next_attempt(),
+            runs=((config, run),),
+            resume=str(run.path),
+            identity=uuid.uuid4().hex,
+        )
 
     def write(self) -> Path:
         """Write the job to its file, and return the file."""

@@ -27,8 +27,9 @@ from paceline.formatting import short_seconds
 BACKEND = "paceline"
 POLL_S = 0.1
 
-FailureCheck = Callable[[], bool]
-"""Function that returns whether ranks of another launcher failed."""
+FailureCheck = Callable[[], float | None]
+"""Function that returns None until ranks of another launcher fail, then the seconds in which this launcher's ranks may
+detect that by themselves."""
 
 
 class FailureAwareStore(PrefixStore):
@@ -43,7 +44,7 @@ class FailureAwareStore(PrefixStore):
         limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]
         deadline = time.monotonic() + limit.total_seconds()
         while not self.check(keys):
-            if self._remote_failed():
+            if self._remote_failed() is not None:
                 raise RuntimeError("ranks of another launcher failed")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no process set {', '.join(keys)} within {short_seconds(limit.total_seconds())}")

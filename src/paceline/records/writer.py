@@ -5,6 +5,7 @@ Complete files are written by rename, and growing files grow by whole lines; rea
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import os
@@ -56,6 +57,16 @@ class RunFolder:
         except OSError as error:
             raise unwritable(path, error) from None
         return cls(path)
+
+    def next_attempt(self) -> RunFolder:
+        """Create the folder for the logs and error files of the next attempt at this run.
+
+        They are apart from those of the attempts before: a process of an old attempt may still write its error.
+        """
+        numbers = itertools.count(2)
+        return RunFolder.create(
+            next(path for number in numbers if not (path := self.path / schema.attempt_folder(number)).exists())
+        )
 
     @property
     def has_run_file(self) -> bool:

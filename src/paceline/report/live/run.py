@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +59,8 @@ class Tail:
         """Return the lines completed since the last call."""
         try:
             with self._file.open("rb") as stream:
+                if stream.seek(0, os.SEEK_END) < self._offset:  # A restart wrote the file anew.
+                    self._offset = 0
                 stream.seek(self._offset)
                 text = stream.read()
         except OSError:  # The file does not exist yet; if it never will, the writing process reports why.
