@@ -27,7 +27,7 @@ from paceline.analysis.statistics import (
     paired_difference,
 )
 from paceline.analysis.steps.candidate_split import CandidateSplit, candidate_split
-from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
+from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of, windows_of_attempt
 from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.errors import DivergenceError
@@ -302,7 +302,7 @@ def _wire(record_set: RecordSet, name: str) -> Wire | None:
     run = record_set.recorded_runs_of(name)[measured[(len(measured) - 1) // 2][1]].run
     if not run.lockstep:  # Steps of the same number did not run at the same time on all ranks.
         return None
-    return wire_of(run.timelines, run.topology.gradient_bytes, without=profiled_steps(windows_of(run)))
+    return wire_of(run.timelines, run.topology.gradient_bytes, without=profiled_steps(windows_of_attempt(run)))
 
 
 def _payload(record_set: RecordSet, name: str) -> Payload | None:

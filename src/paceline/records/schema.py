@@ -43,6 +43,8 @@ LOGS_FOLDER = "logs"
 TENSORBOARD_FOLDER = "tensorboard"
 """Contains one folder per rank, written with `--tensorboard`."""
 ERRORS_FOLDER = "errors"
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Contains one folder per checkpoint (`records/checkpoint.py`)."""
 
 
 def attempt_folder(number: int) -> str:

@@ -45,9 +45,17 @@ class RunFolder:
                 for left_over in folder.glob("rank-*"):  # From an attempt that failed before the first step.
                     left_over.unlink()
         except OSError as error:
-            raise RecordError(
-                f"cannot write to {path}: {error.strerror}.", hint="name another folder with --out"
-            ) from None
+            raise unwritable(path, error) from None
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Return the folder of a run that resumes, created if it does not exist."""
+        try:
+            for folder in (path / schema.LOGS_FOLDER, path / schema.ERRORS_FOLDER):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from None
         return cls(path)
 
     def next_attempt(self) -> RunFolder:
@@ -92,6 +100,11 @@ class RunFolder:
     def error_file(self, rank: int) -> Path:
         """Return the path of the file to which a failed rank writes its error."""
         return self.path / schema.ERRORS_FOLDER / f"rank-{rank}.json"
+
+
+def unwritable(path: Path, error: OSError) -> RecordError:
+    """Return the error for a folder that cannot be written to."""
+    return RecordError(f"cannot write to {path}: {error.strerror}.", hint="name another folder with --out")
 
 
 class CsvRow(Protocol):

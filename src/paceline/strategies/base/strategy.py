@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,10 @@ class State:
     """State of the optimiser by parameter name."""
     per_rank: dict[str, Any] = field(default_factory=dict)
     """State of this rank only, such as the error feedback of a compression."""
+
+    def copy(self) -> State:
+        """Return a state that later steps do not change."""
+        return copy.deepcopy(self)
 
 
 class Strategy(ABC):
@@ -130,11 +135,14 @@ class Strategy(ABC):
         yield self.model
 
     def state(self) -> State:
-        """Return the state that a checkpoint keeps."""
+        """Return the state that a checkpoint keeps; called on every rank.
+
+        Its tensors may be those that training uses. Copy them before the next step, as `State.copy` does.
+        """
         self.finish()
         names = {id(p): name for name, p in self.parameters}
-        kept = {names[id(p)]: clone_tensors(values) for p, values in self.optimizer.state.items()}
-        return State(model=clone_tensors(self.model.state_dict()), optimizer=kept)
+        kept = {names[id(p)]: dict(values) for p, values in self.optimizer.state.items()}
+        return State(model=dict(self.model.state_dict()), optimizer=kept)
 
     def load(self, state: State) -> list[str]:
         """Continue from a state of any world size or strategy; return a description of each part that was not used."""
