@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 REQUESTED, STOP_STEP = "stop-requested", "stop-step"
 """Keys in the store of a job: the launcher sets the first, rank 0 the second."""
@@ -24,7 +24,7 @@ class StopRequest:
 
     def requested(self) -> bool:
         """Return whether the launcher has asked the run to stop."""
-        return self.store is not None and self.store.check([REQUESTED])
+        return self.store is not None and _keys(self.store).check([REQUESTED])
 
     def announce(self, step: int) -> None:
         """Announce the step at which all ranks stop; called on rank 0.
@@ -32,14 +32,27 @@ class StopRequest:
         It returns when the store has it: the value is read back, because `set` does not wait.
         """
         assert self.store is not None
-        self.store.set(STOP_STEP, str(step))
-        self.store.get(STOP_STEP)
+        keys = _keys(self.store)
+        keys.set(STOP_STEP, str(step))
+        keys.get(STOP_STEP)
 
     def announced(self) -> int | None:
         """Return the step at which all ranks stop; None if they do not."""
-        if self.store is None or not self.store.check([STOP_STEP]):
+        if self.store is None or not _keys(self.store).check([STOP_STEP]):
             return None
-        return int(self.store.get(STOP_STEP))
+        return int(_keys(self.store).get(STOP_STEP))
 
 
 NO_STOP = StopRequest(None)
+
+
+def request_stop(store: Store) -> None:
+    """Ask the ranks of a job to stop; `store` is the store of the job, as its launcher opened it."""
+    _keys(store).set(REQUESTED, "yes")
+
+
+def _keys(store: Store) -> PrefixStore:
+    """Return the part of a store for these keys: ranks see the store of their job through prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return PrefixStore("paceline-stop", store)

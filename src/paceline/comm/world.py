@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d, rendezvous  # type: ignore[attr-defined]
 
 from paceline.comm.network import LOOPBACK, choose_interface
-from paceline.comm.stop import StopRequest
 from paceline.config import launched
 from paceline.errors import LaunchError
 
@@ -32,11 +30,6 @@ class World:
     """Ranks that share this rank's cores: all ranks of its host, unless each is bound to separate cores."""
     store: Store
     """Store for messages between ranks without a collective operation; idle ranks wait on it."""
-
-    @functools.cached_property
-    def stop(self) -> StopRequest:
-        """Request of the launcher to stop, which ranks of a run with checkpoints look for."""
-        return StopRequest(self.store)
 
     def announce(self, key: str, value: str = "done") -> None:
         """Publish a value to all ranks."""

@@ -75,7 +75,7 @@ class Job:
         ((_, run),) = self.runs
         return replace(
             self,
-            folder=run.next_attempt(),
+            folder=run.next_launch(),
             runs=((config, run),),
             resume=str(run.path),
             identity=uuid.uuid4().hex,

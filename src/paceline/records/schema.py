@@ -37,8 +37,6 @@ INCOMPLETE_FOLDER = "incomplete-{}"
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 """The run as a Perfetto trace. It is derived from the timelines, so it can be written again."""
-CHECKPOINTS_FOLDER = "checkpoints"
-"""Contains one folder per checkpoint, named by its step."""
 LOGS_FOLDER = "logs"
 TENSORBOARD_FOLDER = "tensorboard"
 """Contains one folder per rank, written with `--tensorboard`."""
@@ -47,9 +45,9 @@ CHECKPOINTS_FOLDER = "checkpoints"
 """Contains one folder per checkpoint (`records/checkpoint.py`)."""
 
 
-def attempt_folder(number: int) -> str:
-    """Return the name of the folder, inside a run's, for the logs and errors of an attempt after the first."""
-    return f"attempt-{number}"
+def launch_folder(number: int) -> str:
+    """Return the name of the folder, inside a run's, for the logs and errors of the ranks after the first launch."""
+    return f"launch-{number}"
 
 
 def steps_file(rank: int) -> str:
