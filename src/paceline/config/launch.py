@@ -47,6 +47,8 @@ class LaunchConfig:
     min_hosts: int | None = setting(None, bound=POSITIVE, unused_by=EXPERIMENTS)
     """Fewest hosts to go on with if others are lost; the global batch stays. Needs --max-restarts and --ranks-per-host
     [default: all hosts]."""
+    grace: float = setting(30.0, bound=POSITIVE, unused_by=EXPERIMENTS)
+    """Seconds in which the ranks of a run with checkpoints can write one and end after SIGTERM or SIGUSR1."""
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import psutil
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -26,13 +26,15 @@ from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
 from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, RANKS_ON_CORES
 from paceline.launch.rendezvous import FailureCheck
+from paceline.launch.stop_signals import STOP_REQUESTS, GracefulStop
 from paceline.measure.cores import threads_per_rank
 
 STOP_GRACE_S = 3.0
 """Seconds in which ranks can detect by themselves that ranks on other hosts failed, and report an error."""
 POLL_S = 0.2
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup, and those that
+`GracefulStop` handles.
 
 Ctrl-C is not one of them: the command handles it. Its KeyboardInterrupt passes through torch's launcher, which then
 stops the ranks.
@@ -47,12 +49,14 @@ def start_ranks(
     store: Store | None,
     threads: int | None,
     remote_failed: FailureCheck,
+    stop: GracefulStop | None = None,
 ) -> dict[int, int]:
     """Start the ranks of a range and wait for all of them.
 
     Return the exit codes of the ranks that failed, by rank; a negative code is the number of a signal. `store` is the
     store of the job on the launcher of rank 0, which opened it, and None on all others, which connect to it.
     `remote_failed` returns whether ranks of another launcher failed, and how long these ranks may go on.
+    With `stop`, the ranks can end in order when a signal asks them to.
     """
     _silence_elastic()
     rendezvous.register(store, remote_failed)
@@ -68,7 +72,9 @@ def start_ranks(
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle=",".join(
-            number.name for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+            number.name
+            for number in _STOP_SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN and (stop is None or number not in STOP_REQUESTS)
         ),
     )
     environment = {
@@ -84,9 +90,12 @@ def start_ranks(
             _restored_signal_handlers(),
             stopped_log_tails(),
             _stop_ranks_on_remote_failure(remote_failed),
+            nullcontext() if stop is None else stop.handling(terminate_ranks),
         ):
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
+        if stop is not None and stop.expired:
+            raise KeyboardInterrupt from None
         return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
     except KeyboardInterrupt:
         _kill_children_since(children_before)

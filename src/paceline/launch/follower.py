@@ -18,6 +18,7 @@ from paceline.launch.failures import error_from_info, error_to_info
 from paceline.launch.heartbeat import send_heartbeats
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherProcess, RankRange
+from paceline.launch.stop_signals import GracefulStop
 from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.records.failure import ErrorInfo
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
@@ -75,6 +76,11 @@ def failed_key(number: int) -> str:
     return f"failed-{number}"
 
 
+def stop_key(number: int) -> str:
+    """Return the key that a follower posts when a signal asks it to stop the ranks of a job."""
+    return f"stop-{number}"
+
+
 def outcome_key(number: int, launcher: int) -> str:
     """Return the key of a follower's report on its ranks of a job."""
     return f"outcome-{number}-{launcher}"
@@ -127,6 +133,12 @@ def _run_job(
             return STOP_GRACE_S
 
     with _writable_folders(Job.from_json(posted.job), shared=shared) as (job, root):
+        stop = GracefulStop(
+            request=lambda: channel.post(stop_key(number), rank_range.launcher),
+            is_requested_elsewhere=lambda: False,  # The leader ends all ranks.
+            grace_s=launch.grace,
+            notify=lambda _: None,
+        )
         try:
             codes = start_ranks(
                 job,
@@ -135,6 +147,7 @@ def _run_job(
                 store=None,
                 threads=launch.threads,
                 remote_failed=remote_failed,
+                stop=stop if job.stops_on_request else None,
             )
         except PacelineError as error:
             failure = error_to_info(error)

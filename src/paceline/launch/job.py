@@ -35,6 +35,8 @@ class Job:
     """Seconds after which a rank that waits for others fails."""
     iface: str | None = None
     threads: int | None = None
+    stops_on_request: bool = False
+    """Whether its ranks write a checkpoint and end when the launcher asks them to."""
     resume: str = ""
     """Folder of the run whose newest valid checkpoint the ranks go on from; empty for a run that starts."""
     command: str = ""
@@ -59,6 +61,7 @@ class Job:
             folder=folder,
             runs=((config, folder),),
             timeout=config.timeout,
+            stops_on_request=config.checkpoint_mode != "off",
             iface=iface,
             threads=threads,
             command=command_line(),

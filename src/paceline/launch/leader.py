@@ -19,6 +19,7 @@ from typing import Any
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.comm.network import LOOPBACK, source_address
+from paceline.comm.stop_request import request_stop
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, PacelineError
 from paceline.formatting import short_seconds
@@ -37,12 +38,14 @@ from paceline.launch.follower import (
     follow,
     job_key,
     outcome_key,
+    stop_key,
 )
 from paceline.launch.handshake import own_launcher_info, run_handshake
 from paceline.launch.heartbeat import HeartbeatMonitor
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, Notify, RankRange, Shape
 from paceline.launch.rank_assignment import assign_ranks
+from paceline.launch.stop_signals import GracefulStop
 from paceline.launch.store_channel import StoreChannel
 from paceline.records.schema import FINISHED_FILE
 
@@ -61,8 +64,11 @@ class Leader:
     launcher_infos: list[LauncherInfo]
     channel: StoreChannel | None
     """Channel to the followers; None if there are none."""
+    notify: Notify
     jobs: int = 0
     """Number of jobs started so far."""
+    stop_requested: bool = False
+    """Whether a signal asked the ranks of the last job to stop."""
 
     def __post_init__(self) -> None:
         self._heartbeats = None if self.channel is None else HeartbeatMonitor(self.channel, self._followers)
@@ -92,7 +98,9 @@ class Leader:
             others, reason = self._wait_for_outcome(rank_range, job, failed=bool(codes or failure))
             codes |= others
             failure = reason or failure  # A launcher that could not start its ranks is why the others failed.
-        if (codes or failure) and not _all_finished(job):
+        # Ranks that stop on request end without an exit code, since torch's launcher would end the others at once.
+        ended_early = codes or failure or any(job.folder.error_file(rank).exists() for rank in range(shape.ranks))
+        if ended_early and not _all_finished(job):
             self._check_followers(after_failure=True)
             raise failure or find_root_cause(codes, job.folder, range(shape.ranks))
 
@@ -150,6 +158,12 @@ class Leader:
         """Run the leader's ranks; return the exit codes of those that failed, or the error if none could start."""
         codes: dict[int, int] = {}
         failure: PacelineError | None = None
+        stop = GracefulStop(
+            request=lambda: request_stop(store),
+            is_requested_elsewhere=lambda: self.channel is not None and self.channel.has(stop_key(self.jobs)),
+            grace_s=self.launch.grace,
+            notify=self.notify,
+        )
         try:
             codes = start_ranks(
                 job,
@@ -158,9 +172,11 @@ class Leader:
                 store=store,
                 threads=self.launch.threads,
                 remote_failed=self._remote_failed,
+                stop=stop if job.stops_on_request else None,
             )
         except LaunchError as error:
             failure = error
+        self.stop_requested = stop.requested
         if self.channel is not None and (codes or failure):
             self.channel.post(failed_key(self.jobs), rank_range.launcher)
         return codes, failure
@@ -219,11 +235,11 @@ def join_launch(
     Followers return None after the last job.
     """
     if launcher.launchers == 1:
-        return Leader(launcher, launch, [own_launcher_info(launcher, LOOPBACK, settings)], None)
+        return Leader(launcher, launch, [own_launcher_info(launcher, LOOPBACK, settings)], None, notify)
     channel, address = open_channel(launcher, timeout_s, notify)
     launcher_infos = run_handshake(channel, launcher, own_launcher_info(launcher, address, settings), timeout_s, notify)
     if launcher.is_leader:
-        return Leader(launcher, launch, launcher_infos, channel)
+        return Leader(launcher, launch, launcher_infos, channel, notify)
     if launcher.started_by == "paceline":
         notify(
             f"host {launcher.number} of {launcher.launchers}: connected; host 0 ({launcher_infos[0].host}) is the "

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.config.emulation import CGROUP_VARIABLE
+from paceline.errors import PreemptedError
 from paceline.launch.emulation.cgroup import enter
 from paceline.launch.failures import record_failure
 from paceline.launch.job import Job
@@ -38,7 +40,10 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends ranks at once; the launcher reports it.
     _redirect_output(job.folder.log_file(rank))
     faulthandler.enable()  # Print the stacks of all threads if native code ends this process.
-    faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
+    if job.stops_on_request:
+        _leave_stop_signals_to(launcher_pid)
+    else:
+        faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
     progress = JobProgress()
     try:
         if job.script is None:
@@ -48,7 +53,7 @@ def main() -> None:
     except BaseException as error:
         record_failure(error, rank, job.folder.error_file(rank), progress.run)
         traceback.print_exc()
-        _exit_process(1)
+        _exit_process(0 if isinstance(error, PreemptedError) else 1)
     _exit_process(0)
 
 
@@ -137,6 +142,28 @@ def _exit_with_parent(launcher_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher_pid:  # The launcher ended before prctl.
             os._exit(1)
+
+
+def _leave_stop_signals_to(launcher_pid: int) -> None:
+    """Ignore SIGTERM and SIGUSR1, which ask the launcher to stop this job, unless the launcher itself sends SIGTERM.
+
+    Slurm sends a signal to all processes of a task, and systemd to all of a service. A handler does not know the
+    sender, so a thread waits for the signal, which all other threads block. It then prints the stacks, that of the main
+    thread last, and lets the signal end this process.
+    """
+
+    def end_by_launcher() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != launcher_pid:
+            pass
+        faulthandler.dump_traceback(all_threads=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}))
+    threading.Thread(target=end_by_launcher, daemon=True, name="paceline-sigterm").start()
 
 
 def _redirect_output(file: Path) -> None:

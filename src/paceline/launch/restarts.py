@@ -61,7 +61,9 @@ class RestartingLeader:
         """Return the shape and the config of the next attempt, and announce it; raise the error if there is none."""
         ((config, folder),) = job.runs
         lost = self.leader.lost_hosts
-        if self.restarts >= self.launch.max_restarts or (isinstance(error, LaunchError) and not lost):
+        if self.restarts >= self.launch.max_restarts or self.leader.stop_requested:
+            raise error
+        if isinstance(error, LaunchError) and not lost:
             raise error
         self._check_progress(error, last_step(folder.path))
         hosts = ""

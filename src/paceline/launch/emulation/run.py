@@ -22,7 +22,7 @@ from paceline.launch.emulation.network import address_of
 from paceline.launch.launcher_process import Notify
 from paceline.measure.cores import usable_cores
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 FOLLOWERS_EXIT_S = 15.0
 """Seconds after the exit of host 0 in which the other hosts must exit by themselves."""
 LEADER_EXIT_S = 30.0
@@ -132,7 +132,7 @@ class _HostProcesses:
         self.leader, *self.followers = self.processes = list(processes)
         self.may_lose_hosts = may_lose_hosts
         self.stop_signals = stop_signals
-        self.interrupts = 0
+        self.received: set[signal.Signals] = set()
         self.terminated_at_s: dict[int, float] = {}
 
     def wait(self) -> int:
@@ -148,7 +148,7 @@ class _HostProcesses:
         """Show the output of hosts that failed before host 0 ended, unless host 0 has the same exit code."""
         for process in self.followers:
             first = (process.ended_s or 0.0) <= (self.leader.ended_s or 0.0)
-            if process.code in (0, self.leader.code) or self.interrupts or not first or process.output is None:
+            if process.code in (0, self.leader.code) or self.received or not first or process.output is None:
                 continue
             process.output.seek(0)
             output_lines = process.output.read().rstrip().splitlines()[-_MAX_SHOWN_LINES:]
@@ -168,19 +168,19 @@ class _HostProcesses:
         return [process for process in self.processes if process.process.returncode is None]
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second one, unless it is Ctrl-C.
+        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second SIGTERM or SIGHUP.
 
         Ctrl-C is forwarded each time: users press it repeatedly, and host 0 must still report what was measured.
         """
-        self.interrupts += 1
-        kill = self.interrupts > 1 and number != signal.SIGINT
+        kill = number in self.received and number in (signal.SIGTERM, signal.SIGHUP)
+        self.received.add(number)
         for process in self._alive():
             process.process.send_signal(signal.SIGKILL if kill else number)
 
     def _stop_orphans(self, now: float) -> None:
         """Terminate, and later kill, processes that still wait for a host that has ended."""
         # After Ctrl-C all hosts stop, and host 0 has no time limit for its report.
-        has_limit = not self.interrupts and not self.may_lose_hosts
+        has_limit = not self.received and not self.may_lose_hosts
         failed = [p.ended_s for p in self.followers if p.ended_s is not None and p.code != 0 and has_limit]
         for process in self._alive():
             if process is self.leader:
