@@ -60,6 +60,8 @@ class LaunchRequest(Request):
     launch: LaunchConfig
     out: Annotated[Path | None, typer.Option(help="Folder for the records [default: a new one under runs/].")] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """Settings that the command line or the TOML file gives; all others have their defaults."""
 
     @property
     def configs(self) -> tuple[Any, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.interval import Interval
 from paceline.config.launch import LaunchConfig
 from paceline.config.recipe import SHARE, OptimizerName, Precision, ScaleRule, ScheduleName
 from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, select, setting
-from paceline.config.interval import Interval
 from paceline.config.slow_ranks import parse_slow_ranks
 from paceline.errors import UsageError
 
@@ -167,7 +167,9 @@ class RunConfig:
     checkpoint: CheckpointMode | None = setting(None, in_next_command=False, unused_by=("doctor",))
     """Way of writing checkpoints: sync waits until they are on disk, async goes on training meanwhile, off writes none
     [default: async with --checkpoint-every, else off]."""
-    keep: int = setting(2, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, in_next_command=False, may_change=True)
+    keep: int = setting(
+        2, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, in_next_command=False, may_change=True
+    )
     """Number of checkpoints to keep: the latest ones. The best by test accuracy is kept in addition."""
     on_checkpoint_error: OnCheckpointError = setting(
         "continue", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, may_change=True, unused_by=("doctor",)

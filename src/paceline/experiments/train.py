@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,9 +28,17 @@ FollowRun = Callable[[Path], AbstractContextManager[Any]]
 
 
 def train(
-    config: RunConfig, launch: LaunchConfig, out: Path | None, follow: FollowRun, notify: Notify
+    config: RunConfig,
+    launch: LaunchConfig,
+    out: Path | None,
+    follow: FollowRun,
+    notify: Notify,
+    resume: Path | None = None,
 ) -> RunRecord | None:
-    """Train and return the record; None on all launcher processes but the leader."""
+    """Train and return the record; None on all launcher processes but the leader.
+
+    With `resume`, the run goes on from that checkpoint, or from the newest one of that folder, in the folder `out`.
+    """
     check_names(config)
 
     from paceline.experiments.checks import config_on_fewer_hosts
@@ -40,8 +49,10 @@ def train(
     if leader is None:
         return None
     with leader:
-        folder = RunFolder.create(out or new_folder(config))
+        folder = RunFolder.create(out or new_folder(config)) if resume is None else RunFolder.open(out or resume)
         job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
+        if resume is not None:
+            job = replace(job, resume=str(resume))
         with follow(folder.path):
             on_fewer_hosts = functools.partial(config_on_fewer_hosts, config, shape)
             RestartingLeader(leader, launch, on_fewer_hosts, notify).run(job, shape)

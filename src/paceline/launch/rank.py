@@ -94,7 +94,8 @@ def run_job(job: Job, progress: JobProgress) -> None:
     _enter_host_cgroup()
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number
-        task(config, world, folder, threads=job.threads, number=number, command=job.command)
+        resume = {"resume": Path(job.resume)} if job.resume else {}
+        task(config, world, folder, threads=job.threads, number=number, command=job.command, **resume)
     leave_world()
 
 

@@ -112,7 +112,7 @@ class CheckpointEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
 
 
 class ResumedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="resumed"):
-    """The run goes on from a checkpoint; events after that checkpoint were removed, since their steps are done again."""
+    """The run goes on from a checkpoint; earlier events of later steps do not count, since those are done again."""
 
     step: Count
     """Steps done, at the checkpoint."""

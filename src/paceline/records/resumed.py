@@ -2,7 +2,7 @@
 
 The file of events only grows. When a run resumes at step N, the events of later steps stay in the file, but they no
 longer count: those steps are trained again. The files of ranks, which have one row per step, are those of the last
-attempt; the others are moved to `attempts/NUMBER`.
+attempt; the others are moved to `attempt-NUMBER`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from paceline.records.events import (
     read_events,
 )
 
-ATTEMPTS_FOLDER = "attempts"
-"""In the folder of a run that resumed: the files of its earlier attempts."""
 _FILES_OF_ATTEMPT = (
     "rank-*.csv",
     "timeline-*.bin",
@@ -72,6 +70,8 @@ class History:
     """Time of the last event of the earlier attempts: the clock of the record goes on from there."""
     redone: int
     """Steps after that step that were trained, and are trained again."""
+    attempt: int
+    """Number of the attempt that wrote the record so far, from 1."""
 
     @property
     def logs(self) -> list[LogEvent]:
@@ -81,23 +81,20 @@ class History:
 
 def read_history(folder: Path, step: int) -> History:
     """Return what a record has of the steps before `step`; an empty history if the folder has no record."""
-    every = counting_events(read_events(folder / schema.EVENTS_FILE, RUN_EVENTS))
+    written = read_events(folder / schema.EVENTS_FILE, RUN_EVENTS)
+    every = counting_events(written)
     logs = events_of(every, LogEvent)
     return History(
         events=[event for event in every if _counts_at(event, step)],
         time_s=every[-1].time_s if every else 0.0,
         redone=max(0, logs[-1].step - step) if logs else 0,
+        attempt=1 + len(events_of(written, ResumedEvent)),
     )
 
 
-def set_attempt_aside(folder: Path) -> None:
-    """Move the files of ranks, and what describes the whole run, to a new folder under `attempts/`."""
-    files = [file for pattern in _FILES_OF_ATTEMPT for file in folder.glob(pattern)]
-    if not files:
-        return
-    attempts = folder / ATTEMPTS_FOLDER
-    number = 1 + max((int(one.name) for one in attempts.glob("*") if one.name.isdecimal()), default=0)
-    aside = attempts / str(number)
-    aside.mkdir(parents=True)
-    for file in files:
+def set_attempt_aside(folder: Path, attempt: int) -> None:
+    """Move the files of ranks, and what describes the whole run, to the folder of the attempt that wrote them."""
+    aside = folder / schema.attempt_folder(attempt)
+    for file in [file for pattern in _FILES_OF_ATTEMPT for file in folder.glob(pattern)]:
+        aside.mkdir(exist_ok=True)
         file.replace(aside / file.name)

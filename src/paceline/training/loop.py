@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from paceline.config import ENDLESS, RunConfig
 from paceline.comm.stop_request import NO_STOP, StopRequest
+from paceline.config import ENDLESS, RunConfig
 from paceline.errors import PreemptedError, WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
@@ -139,8 +139,10 @@ class TrainingLoop:
             if step == before and not resumes:
                 raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
             if self._is_over(step, epoch + 1, total):
-                return self._position(step, epoch) if not ended else Position(
-                    step=step, epoch=epoch + 1, epoch_ends=(*self.windows.epoch_ends[:epoch], step)
+                return (
+                    self._position(step, epoch)
+                    if not ended
+                    else Position(step=step, epoch=epoch + 1, epoch_ends=(*self.windows.epoch_ends[:epoch], step))
                 )
         raise AssertionError("the loop ends by its steps or its epochs")
 

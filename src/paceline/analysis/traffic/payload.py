@@ -188,7 +188,9 @@ def _expected(run: RunRecord, ranks: int) -> tuple[str | None, _Expected | None]
         return PLAN, _Expected.of(traffic.links)
     if not run.lockstep:  # Asynchronous: the bytes of a pair depend on the speed of the ranks.
         return None, None
-    steps = analysed_steps(run.timelines[0], profiled_steps(windows_of_attempt(run))).tolist() if 0 in run.timelines else []
+    steps = (
+        analysed_steps(run.timelines[0], profiled_steps(windows_of_attempt(run))).tolist() if 0 in run.timelines else []
+    )
     links = recorded_links(run.timelines, steps, ranks) if steps else None
     return (None, None) if links is None else (RECORDED_OPERATIONS, _Expected.of(links, len(steps)))
 

@@ -111,7 +111,10 @@ def load_state(sync: Sync, state: State, random: list[RandomStateInfo], *, ranks
 def check_model_fits(sync: Sync, saved: Mapping[str, Any]) -> None:
     """Raise if the tensors of a checkpoint are not those of the model."""
     present = sync.strategy.model.state_dict()
-    for found, where in ((present.keys() - saved.keys(), "the checkpoint lacks"), (saved.keys() - present.keys(), "the model lacks")):
+    for found, where in (
+        (present.keys() - saved.keys(), "the checkpoint lacks"),
+        (saved.keys() - present.keys(), "the model lacks"),
+    ):
         if found:
             names = sorted(found)
             shown = join_names(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -20,8 +20,8 @@ from paceline.records.events import CheckpointEvent
 from paceline.records.provenance import version_of
 from paceline.records.schema import CHECKPOINTS_FOLDER
 from paceline.records.summary import BestEvaluation
-from paceline.strategies.base.strategy import State
 from paceline.records.value_types import Count
+from paceline.strategies.base.strategy import State
 from paceline.training.checkpoints.async_writer import AsyncWriter
 from paceline.training.checkpoints.capture import capture
 from paceline.training.checkpoints.contents import EncodedCheckpoint, ParamGroups, check_keepable
@@ -215,9 +215,7 @@ class Checkpointer:
             versions={name: version_of(name) or "" for name in ("paceline", "torch")},
         )
 
-    def _write(
-        self, state: State, groups: ParamGroups, info: CheckpointInfo, began_s: float, is_best: bool
-    ) -> None:
+    def _write(self, state: State, groups: ParamGroups, info: CheckpointInfo, began_s: float, is_best: bool) -> None:
         now = self._recording.stopwatch.clock.now
         event = CheckpointEvent(
             step=info.step, started_s=began_s, stall_s=0.0, write_s=None, is_async=self._is_async, is_best=is_best

@@ -105,22 +105,24 @@ def find_resume_point(path: Path, folder: RunFolder, comm: Comm) -> ResumePoint:
 def _read(path: Path, folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     """Return the checkpoint and the history of the record, or the error, as a message to all ranks."""
     try:
-        loaded, warnings = None, []
         if is_restart:
             loaded, warnings = CheckpointFolder(path / CHECKPOINTS_FOLDER).newest()
         else:
             loaded = load(path)
             warnings = list(loaded.warnings)
         step = 0 if loaded is None else loaded.info.step
-        recorded = RecordedWindows.of(read_history(folder.path, step))
-        set_attempt_aside(folder.path)
+        history = read_history(folder.path, step)
+        recorded = RecordedWindows.of(history)
+        set_attempt_aside(folder.path, history.attempt)
     except PacelineError as error:
         return {"error": error.message, "hint": error.hint}
     except OSError as error:
         return {"error": f"the record in {folder.path} cannot be continued: {error}.", "hint": None}
     state = State({}, {}) if loaded is None else loaded.state
     return {
-        "info": None if loaded is None else msgspec.to_builtins(msgspec.structs.replace(loaded.info, loop={}, extra=None)),
+        "info": None
+        if loaded is None
+        else msgspec.to_builtins(msgspec.structs.replace(loaded.info, loop={}, extra=None)),
         "loop": None if loaded is None else loaded.info.loop,
         "state": [state.model, state.optimizer, state.per_rank],
         "param_groups": [] if loaded is None else loaded.param_groups,

@@ -251,4 +251,4 @@ class Windows:
         if self._profiler is None:
             return False
         self._profiler.stop_if_due(step)
-        return self._profiler.distorts(start, step, period=self._sync.strategy.period, warm_up=self._warm_up)
+        return self._profiler.distorts(start, step, period=self._sync.strategy.period, warm_up=self._warm_up_end)

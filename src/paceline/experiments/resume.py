@@ -1,0 +1,95 @@
+"""Resume of a run from a checkpoint: the checkpoint to go on from, the folder of the record, and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.config import RunConfig
+from paceline.config.setting import metadata_of, option_name
+from paceline.errors import CheckpointError, UsageError
+from paceline.formatting import plural
+from paceline.launch.launcher_process import Notify
+from paceline.records.checkpoint import CheckpointInfo
+from paceline.records.schema import CHECKPOINTS_FOLDER, RUN_FILE
+
+LATEST = "latest"
+RUNS_FOLDER = Path("runs")
+
+
+@dataclass(frozen=True)
+class ResumedRun:
+    """A run that goes on from a checkpoint."""
+
+    config: RunConfig
+    path: Path
+    """Checkpoint, or the folder whose newest valid one it goes on from."""
+    out: Path
+    """Folder of the record."""
+
+
+def prepare_resume(
+    config: RunConfig, resume: str, out: Path | None, given: Collection[str], notify: Notify
+) -> ResumedRun:
+    """Return the run that `--resume` names; `given` are the settings that the user gives, which override its own.
+
+    Lists the settings that differ.
+    """
+    from paceline.training.checkpoints.load import load
+
+    path = _find(resume, out)
+    saved = _known_settings(load(path).info)
+    merged = replace(RunConfig(), **(saved | {name: getattr(config, name) for name in given if name in saved}))
+    for line in _differences(saved, asdict(merged)):
+        notify(line)
+    return ResumedRun(merged, path, out or run_folder_of(path) or path.parent)
+
+
+def _find(resume: str, out: Path | None) -> Path:
+    """Return the checkpoint, or the folder of checkpoints, that the value of `--resume` names."""
+    if resume != LATEST:
+        return Path(resume)
+    if out is not None:
+        if not (out / CHECKPOINTS_FOLDER).is_dir():
+            raise CheckpointError(
+                f"{out} has no checkpoints to resume from.",
+                hint="name the folder of a run that was trained with --checkpoint-every, or a checkpoint: "
+                "--resume PATH",
+            )
+        return out
+    runs = [folder.parent for folder in RUNS_FOLDER.glob(f"*/{CHECKPOINTS_FOLDER}") if any(folder.glob("step-*"))]
+    if not runs:
+        raise CheckpointError(
+            f"no run under {RUNS_FOLDER}/ has a checkpoint to resume from.",
+            hint="train with --checkpoint-every, or name a checkpoint: --resume PATH",
+        )
+    return max(runs, key=lambda run: (run / CHECKPOINTS_FOLDER).stat().st_mtime)
+
+
+def run_folder_of(path: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint, or a folder of them, belongs to; None if it is in no run."""
+    places = [path, path.parent, path.parent.parent]
+    return next((place for place in places if (place / RUN_FILE).exists()), None)
+
+
+def _known_settings(info: CheckpointInfo) -> dict[str, Any]:
+    """Return the settings of the run that wrote a checkpoint, as far as this version has them."""
+    if not info.config:
+        raise UsageError(
+            "the checkpoint was written by sync.save() in a training loop of your own, so it has no settings to train "
+            "by.",
+            hint="restore it there with sync.restore()",
+        )
+    names = {own.name for own in fields(RunConfig)}
+    return {name: value for name, value in info.config.items() if name in names}
+
+
+def _differences(saved: dict[str, Any], merged: dict[str, Any]) -> list[str]:
+    """Return a line for each setting with another value than in the checkpoint."""
+    changed = [name for name in metadata_of(RunConfig) if name in saved and saved[name] != merged[name]]
+    if not changed:
+        return []
+    lines = [f"resuming with {plural(len(changed), 'setting')} other than in the checkpoint:"]
+    return lines + [f"  {option_name(RunConfig, name)}: {merged[name]} (was {saved[name]})" for name in changed]
