@@ -28,6 +28,8 @@ class ResumedRun:
     """Checkpoint, or the folder whose newest valid one it goes on from."""
     out: Path
     """Folder of the record."""
+    ranks: int
+    """World size of the run that wrote the checkpoint."""
 
 
 def prepare_resume(
@@ -40,11 +42,13 @@ def prepare_resume(
     from paceline.training.checkpoints.load import load
 
     path = _find(resume, out)
-    saved = _known_settings(load(path).info)
+    info = load(path).info
+    saved = _known_settings(info)
     merged = replace(RunConfig(), **(saved | {name: getattr(config, name) for name in given if name in saved}))
     for line in _differences(saved, asdict(merged)):
         notify(line)
-    return ResumedRun(merged, path, out or run_folder_of(path) or path.parent)
+    ranks = int(info.loop.get("world_size", info.ranks))
+    return ResumedRun(merged, path, out or run_folder_of(path) or path.parent, ranks)
 
 
 def _find(resume: str, out: Path | None) -> Path:

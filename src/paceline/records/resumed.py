@@ -2,7 +2,7 @@
 
 The file of events only grows. When a run resumes at step N, the events of later steps stay in the file, but they no
 longer count: those steps are trained again. The files of ranks, which have one row per step, are those of the last
-attempt; the others are moved to `attempt-NUMBER`.
+attempt; the others are moved to `launch-NUMBER`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _counts_at(event: RunEvent, step: int) -> bool:
 
 @dataclass(frozen=True)
 class History:
-    """What the record of a run has of the steps before the one at which it resumes."""
+    """Part of a record that covers the steps before the one at which the run resumes."""
 
     events: list[RunEvent]
     """Events up to that step, in order."""
@@ -80,7 +80,7 @@ class History:
 
 
 def read_history(folder: Path, step: int) -> History:
-    """Return what a record has of the steps before `step`; an empty history if the folder has no record."""
+    """Return the part of a record that covers the steps before `step`; an empty history if the folder has no record."""
     written = read_events(folder / schema.EVENTS_FILE, RUN_EVENTS)
     every = counting_events(written)
     logs = events_of(every, LogEvent)
@@ -94,7 +94,7 @@ def read_history(folder: Path, step: int) -> History:
 
 def set_attempt_aside(folder: Path, attempt: int) -> None:
     """Move the files of ranks, and what describes the whole run, to the folder of the attempt that wrote them."""
-    aside = folder / schema.attempt_folder(attempt)
+    aside = folder / schema.launch_folder(attempt)
     for file in [file for pattern in _FILES_OF_ATTEMPT for file in folder.glob(pattern)]:
         aside.mkdir(exist_ok=True)
         file.replace(aside / file.name)

@@ -46,7 +46,10 @@ CHECKPOINTS_FOLDER = "checkpoints"
 
 
 def launch_folder(number: int) -> str:
-    """Return the name of the folder, inside a run's, for the logs and errors of the ranks after the first launch."""
+    """Return the name of the folder, inside a run's, for files of one of its launches.
+
+    It has the logs and errors of a launch after the first, and the files of ranks of a launch before the last.
+    """
     return f"launch-{number}"
 
 
