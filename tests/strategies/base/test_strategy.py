@@ -135,7 +135,7 @@ def save_and_continue(comm: Comm, text: str, other: str) -> tuple[Tensor, Tensor
     straight = make_model()
     sync = Sync(straight, sgd, create(text), comm, "broadcast")
     train(sync, 3)
-    state = sync.strategy.state()
+    state = sync.strategy.state().copy()
     train(sync, 3)
     sync.detach()
     resumed = make_model()
