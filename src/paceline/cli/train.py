@@ -33,10 +33,10 @@ class TrainRequest(LaunchRequest):
     resume: Annotated[
         str | None,
         typer.Option(
-            metavar="[latest|PATH]",
+            metavar="[latest|auto|PATH]",
             help="Go on from the newest checkpoint in --out, or of the last run under runs/ (latest, also without a "
-            "value), or from a checkpoint or a run's folder (PATH). Settings are those of the checkpoint, unless "
-            "given.",
+            "value); the same, but begin if there is none (auto); or from a checkpoint or a run's folder (PATH). "
+            "Settings are those of the checkpoint, unless given.",
         ),
     ] = None
 
@@ -53,10 +53,11 @@ class TrainRequest(LaunchRequest):
         config, launch, out, resume = self.run, self.launch, self.out, None
         if self.resume is not None:
             resumed = prepare_resume(self.run, self.resume, self.out, self.given, notify)
-            config, out, resume = resumed.config, resumed.out, resumed.path
-            launcher = find_launcher_process(launch, os.environ)
-            if not self.given & {"ranks", "ranks_per_host"} and launcher.launchers == 1 and launcher.ranks is None:
-                launch = replace(launch, ranks=resumed.ranks)
+            if resumed is not None:
+                config, out, resume = resumed.config, resumed.out, resumed.path
+                launcher = find_launcher_process(launch, os.environ)
+                if not self.given & {"ranks", "ranks_per_host"} and launcher.launchers == 1 and launcher.ranks is None:
+                    launch = replace(launch, ranks=resumed.ranks or launch.ranks)
         failure: PacelineError | None = None
         displays: list[LiveRun] = []
 

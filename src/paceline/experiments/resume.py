@@ -15,7 +15,7 @@ from paceline.launch.launcher_process import Notify
 from paceline.records.checkpoint import CheckpointInfo
 from paceline.records.schema import CHECKPOINTS_FOLDER, RUN_FILE
 
-LATEST = "latest"
+LATEST, AUTO = "latest", "auto"
 RUNS_FOLDER = Path("runs")
 
 
@@ -28,20 +28,24 @@ class ResumedRun:
     """Checkpoint, or the folder whose newest valid one it goes on from."""
     out: Path
     """Folder of the record."""
-    ranks: int
-    """World size of the run that wrote the checkpoint."""
+    ranks: int | None
+    """World size of the run that wrote the checkpoint; None if there is none."""
 
 
 def prepare_resume(
     config: RunConfig, resume: str, out: Path | None, given: Collection[str], notify: Notify
-) -> ResumedRun:
+) -> ResumedRun | None:
     """Return the run that `--resume` names; `given` are the settings that the user gives, which override its own.
 
-    Lists the settings that differ.
+    Lists the settings that differ. Return None if the run begins, as it may with `auto`.
     """
     from paceline.training.checkpoints.load import load
 
-    path = _find(resume, out)
+    if resume == AUTO:
+        out = _require_out(out)
+        if not any((out / CHECKPOINTS_FOLDER).glob("step-*")):
+            return ResumedRun(config, out, out, None) if (out / RUN_FILE).exists() else None
+    path = _find(LATEST if resume == AUTO else resume, out)
     info = load(path).info
     saved = _known_settings(info)
     merged = replace(RunConfig(), **(saved | {name: getattr(config, name) for name in given if name in saved}))
@@ -49,6 +53,14 @@ def prepare_resume(
         notify(line)
     ranks = int(info.loop.get("world_size", info.ranks))
     return ResumedRun(merged, path, out or run_folder_of(path) or path.parent, ranks)
+
+
+def _require_out(out: Path | None) -> Path:
+    if out is None:
+        raise UsageError(
+            "--resume auto was given without --out.", hint="name the folder in which the run begins or goes on"
+        )
+    return out
 
 
 def _find(resume: str, out: Path | None) -> Path:

@@ -52,7 +52,9 @@ def train(
         folder = RunFolder.create(out or new_folder(config)) if resume is None else RunFolder.open(out or resume)
         job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
         if resume is not None:
-            job = replace(job, resume=str(resume))
+            # An error file of an earlier attempt must not explain a failure of this one.
+            own = folder.next_attempt() if folder.has_run_file else folder
+            job = replace(job, resume=str(resume), folder=own)
         with follow(folder.path):
             on_fewer_hosts = functools.partial(config_on_fewer_hosts, config, shape)
             RestartingLeader(leader, launch, on_fewer_hosts, notify).run(job, shape)

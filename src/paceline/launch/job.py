@@ -78,7 +78,7 @@ class Job:
         ((_, run),) = self.runs
         return replace(
             self,
-            folder=run.next_launch(),
+            folder=run.next_attempt(),
             runs=((config, run),),
             resume=str(run.path),
             identity=uuid.uuid4().hex,

@@ -17,6 +17,7 @@ from paceline.launch.job import Job
 from paceline.launch.launcher_process import Notify, Shape
 from paceline.launch.leader import Leader
 from paceline.records.schema import CHECKPOINTS_FOLDER, steps_file
+from paceline.training.checkpoints.folder import CheckpointFolder
 
 MOST_REPEATS = 2
 """Restarts after which the same error at the same step counts as a bug that no restart cures."""
@@ -38,7 +39,7 @@ class RestartingLeader:
     """Restarts so far."""
     _repeats: int = 0
     """Consecutive restarts that ended with the same error at the same step."""
-    _last: tuple[str, int | None] | None = None
+    _last: tuple[str, int] | None = None
     """Message and step of the last failure."""
 
     def run(self, job: Job, shape: Shape) -> None:
@@ -65,19 +66,19 @@ class RestartingLeader:
             raise error
         if isinstance(error, LaunchError) and not lost:
             raise error
-        self._check_progress(error, last_step(folder.path))
+        step = newest_checkpoint(folder.path)
+        self._check_progress(error, max(step or 0, last_step(folder.path) or 0))
         hosts = ""
         if lost:
             shape = self._shrink(error, shape)
             config = self._config_on_fewer_hosts(error, shape)
             hosts = f" on {plural(shape.hosts, 'host')} with {plural(shape.ranks, 'rank')}"
         self.restarts += 1
-        step = newest_checkpoint(folder.path)
         origin = "the beginning" if step is None else f"the checkpoint of step {step}"
         self.notify(f"{_clause(error)}; restart {self.restarts} of {self.launch.max_restarts}{hosts} from {origin}")
         return shape, config
 
-    def _check_progress(self, error: PacelineError, step: int | None) -> None:
+    def _check_progress(self, error: PacelineError, step: int) -> None:
         """Raise the error if it occurred several times at the same step: a bug, which no restart cures."""
         failure = error.message, step
         self._repeats = self._repeats + 1 if failure == self._last else 0
@@ -132,5 +133,4 @@ def last_step(folder: Path) -> int | None:
 
 def newest_checkpoint(folder: Path) -> int | None:
     """Return the step of the newest checkpoint in a run's folder; None if there is none."""
-    names = [path.name.rpartition("-")[2] for path in (folder / CHECKPOINTS_FOLDER).glob("step-*")]
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+    return max(CheckpointFolder(folder / CHECKPOINTS_FOLDER).steps(), default=None)

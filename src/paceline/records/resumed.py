@@ -2,7 +2,7 @@
 
 The file of events only grows. When a run resumes at step N, the events of later steps stay in the file, but they no
 longer count: those steps are trained again. The files of ranks, which have one row per step, are those of the last
-attempt; the others are moved to `launch-NUMBER`.
+attempt; the others are moved to `attempt-NUMBER`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_history(folder: Path, step: int) -> History:
 
 def set_attempt_aside(folder: Path, attempt: int) -> None:
     """Move the files of ranks, and what describes the whole run, to the folder of the attempt that wrote them."""
-    aside = folder / schema.launch_folder(attempt)
+    aside = folder / schema.attempt_folder(attempt)
     for file in [file for pattern in _FILES_OF_ATTEMPT for file in folder.glob(pattern)]:
         aside.mkdir(exist_ok=True)
         file.replace(aside / file.name)

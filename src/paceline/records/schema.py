@@ -45,12 +45,12 @@ CHECKPOINTS_FOLDER = "checkpoints"
 """Contains one folder per checkpoint (`records/checkpoint.py`)."""
 
 
-def launch_folder(number: int) -> str:
-    """Return the name of the folder, inside a run's, for files of one of its launches.
+def attempt_folder(number: int) -> str:
+    """Return the name of the folder, inside a run's, for files of an attempt at a run that resumed.
 
-    It has the logs and errors of a launch after the first, and the files of ranks of a launch before the last.
+    Logs and errors of the first attempt are in the run's folder, as are the records of the last one.
     """
-    return f"launch-{number}"
+    return f"attempt-{number}"
 
 
 def steps_file(rank: int) -> str:

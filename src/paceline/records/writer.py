@@ -58,14 +58,14 @@ class RunFolder:
             raise unwritable(path, error) from None
         return cls(path)
 
-    def next_launch(self) -> RunFolder:
+    def next_attempt(self) -> RunFolder:
         """Create the folder for the logs and error files of ranks that go on with this run.
 
         They are apart from those of earlier ranks, of which one may still write its error.
         """
         numbers = itertools.count(2)
         return RunFolder.create(
-            next(path for number in numbers if not (path := self.path / schema.launch_folder(number)).exists())
+            next(path for number in numbers if not (path := self.path / schema.attempt_folder(number)).exists())
         )
 
     @property
