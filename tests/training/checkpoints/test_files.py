@@ -141,6 +141,7 @@ CHANGES: list[tuple[Callable[[dict], object], str]] = [  # type: ignore[type-arg
     (lambda content: content["files"].pop("model.safetensors"), "it names the tensor"),
     (lambda content: content["model"].update(bias={"$tensor": "other"}), "it names the tensor 'other'"),
     (lambda content: content["param_groups"].append(3), r"checkpoint.param_groups\[1\] is a whole number"),
+    (lambda content: content.update(per_rank={"$float": "nan"}), "it has nan in place of a mapping"),
     (lambda content: content.update(per_rank={"$pairs": [[{}, 1]]}), "unhashable"),
     (lambda content: content["model"]["tied.weight"].update({"$strides": [1 << 70] * 4}), "strides"),
 ]

@@ -126,7 +126,7 @@ def _fitting(buffer: Tensor | None, tensor: Tensor) -> Tensor:
     if buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype:
         return buffer
     try:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     except (RuntimeError, MemoryError):
         raise CheckpointError(
             "there is not enough memory for a copy of the state, which asynchronous checkpoints need.",
