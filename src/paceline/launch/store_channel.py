@@ -40,6 +40,8 @@ class StoreChannel:
         """`endpoint` names the store in errors, as ADDRESS:PORT."""
         self._store = PrefixStore("paceline-launch", store)
         self.endpoint = endpoint
+        self.lost_hint = "see the output of the command on host 0"
+        """Hint of the error that calls raise if host 0 is lost."""
         self._silent_s: float | None = None
 
     def give_up(self, silent_s: float) -> None:
@@ -139,6 +141,4 @@ class StoreChannel:
             raise self._connection_lost(str(error).splitlines()[0]) from None
 
     def _connection_lost(self, found: str) -> LaunchError:
-        return LaunchError(
-            f"lost the connection to host 0 at {self.endpoint}: {found}", hint="see the output of the command on host 0"
-        )
+        return LaunchError(f"lost the connection to host 0 at {self.endpoint}: {found}", hint=self.lost_hint)
