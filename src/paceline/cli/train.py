@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -43,16 +44,20 @@ class TrainRequest(LaunchRequest):
         """Train, then print the summary."""
         from paceline.experiments.resume import prepare_resume
         from paceline.experiments.train import train
+        from paceline.launch.rank_assignment import find_launcher_process
         from paceline.records import read_run
         from paceline.report.live.run import LiveRun
 
         messages = display_console()
         notify = message_printer(messages)
-        config, out, resume = self.run, self.out, None
+        config, launch, out, resume = self.run, self.launch, self.out, None
         if self.resume is not None:
             resumed = prepare_resume(self.run, self.resume, self.out, self.given, notify)
             if resumed is not None:
                 config, out, resume = resumed.config, resumed.out, resumed.path
+                launcher = find_launcher_process(launch, os.environ)
+                if not self.given & {"ranks", "ranks_per_host"} and launcher.launchers == 1 and launcher.ranks is None:
+                    launch = replace(launch, ranks=resumed.ranks or launch.ranks)
         failure: PacelineError | None = None
         displays: list[LiveRun] = []
 
@@ -63,7 +68,7 @@ class TrainRequest(LaunchRequest):
         with CtrlCHandler() as ctrl_c:
             try:
                 record = run_with_display(
-                    lambda follow: train(config, self.launch, out, follow, notify, resume), show, ctrl_c, notify
+                    lambda follow: train(config, launch, out, follow, notify, resume), show, ctrl_c, notify
                 )
             except (CheckpointError, DivergenceError, PreemptedError) as error:  # The record has what was trained.
                 failure, record = (

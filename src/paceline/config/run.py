@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.config.interval import Interval
+from paceline.config.checkpoint_interval import CheckpointInterval
 from paceline.config.launch import LaunchConfig
 from paceline.config.recipe import SHARE, OptimizerName, Precision, ScaleRule, ScheduleName
 from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, select, setting
@@ -283,9 +283,13 @@ class RunConfig:
         return self.checkpoint or ("async" if self.checkpoint_every else "off")
 
     @property
-    def checkpoint_interval(self) -> Interval | None:
+    def checkpoint_interval(self) -> CheckpointInterval | None:
         """Time between two checkpoints; None if none are written."""
-        return None if self.checkpoint_mode == "off" else Interval.parse(self.checkpoint_every, "--checkpoint-every")
+        return (
+            None
+            if self.checkpoint_mode == "off"
+            else CheckpointInterval.parse(self.checkpoint_every, "--checkpoint-every")
+        )
 
     def _check_checkpoints(self) -> None:
         if self.checkpoint in ("sync", "async") and not self.checkpoint_every:

@@ -28,6 +28,8 @@ class ResumedRun:
     """Checkpoint, or the folder whose newest valid one it goes on from."""
     out: Path
     """Folder of the record."""
+    ranks: int | None
+    """World size of the run that wrote the checkpoint; None if there is none."""
 
 
 def prepare_resume(
@@ -42,13 +44,15 @@ def prepare_resume(
     if resume == AUTO:
         out = _require_out(out)
         if not any((out / CHECKPOINTS_FOLDER).glob("step-*")):
-            return ResumedRun(config, out, out) if (out / RUN_FILE).exists() else None
+            return ResumedRun(config, out, out, None) if (out / RUN_FILE).exists() else None
     path = _find(LATEST if resume == AUTO else resume, out)
-    saved = _known_settings(load(path).info)
+    info = load(path).info
+    saved = _known_settings(info)
     merged = replace(RunConfig(), **(saved | {name: getattr(config, name) for name in given if name in saved}))
     for line in _differences(saved, asdict(merged)):
         notify(line)
-    return ResumedRun(merged, path, out or run_folder_of(path) or path.parent)
+    ranks = int(info.loop.get("world_size", info.ranks))
+    return ResumedRun(merged, path, out or run_folder_of(path) or path.parent, ranks)
 
 
 def _require_out(out: Path | None) -> Path:

@@ -62,7 +62,7 @@ def _counts_at(event: RunEvent, step: int) -> bool:
 
 @dataclass(frozen=True)
 class History:
-    """What the record of a run has of the steps before the one at which it resumes."""
+    """Part of a record that covers the steps before the one at which the run resumes."""
 
     events: list[RunEvent]
     """Events up to that step, in order."""
@@ -80,7 +80,7 @@ class History:
 
 
 def read_history(folder: Path, step: int) -> History:
-    """Return what a record has of the steps before `step`; an empty history if the folder has no record."""
+    """Return the part of a record that covers the steps before `step`; an empty history if the folder has no record."""
     written = read_events(folder / schema.EVENTS_FILE, RUN_EVENTS)
     every = counting_events(written)
     logs = events_of(every, LogEvent)

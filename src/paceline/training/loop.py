@@ -13,7 +13,7 @@ import torch
 
 from paceline.comm.stop_request import NO_STOP, StopRequest
 from paceline.config import ENDLESS, RunConfig
-from paceline.errors import PreemptedError, WorkloadError
+from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
 from paceline.training.checkpoints.checkpointer import Checkpointer
@@ -23,14 +23,12 @@ from paceline.training.learning_rate import make_learning_rate
 from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.recording import Recording
+from paceline.training.stops import Stops
 from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch, Source
 from paceline.workloads.position import START, Position
 from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets
 from paceline.workloads.workload import Workload
-
-STOP_WINDOW_S = 2.0
-"""Longest window of a run that may be asked to stop, since it stops at the end of one."""
 
 
 @dataclass
@@ -72,6 +70,7 @@ class TrainingLoop:
             self.checkpointer = Checkpointer(
                 self.config, self.sync, self.recording, self.evaluations, self.checkpoints, self._kept
             )
+        self.stops = Stops(self.stop, self.sync, self.windows, self.checkpointer)
 
     def resume(self, point: ResumePoint) -> list[str]:
         """Continue from a checkpoint; return what of it could not be used, in words. Called on every rank."""
@@ -125,16 +124,16 @@ class TrainingLoop:
                 self._between_windows(step, epoch)
                 window = self.windows.next_end(step) - step
                 count = window if end is None else min(window, end - step)
-                count = self._announce_stop(step, count)
+                count = self.stops.limit_window(step, count)
                 self.windows.open()
                 trained = self._train_steps(epoch, steps, count)
-                ended = trained < count and not self._stops_at(step + trained)
+                ended = trained < count
                 if trained:
                     step += trained
                     self.windows.close(step)
                     self.divergence.after_window()
-                if self._stops_at(step):
-                    self._stop_after_checkpoint(step, epoch)
+                if self.stops.is_reached(step):
+                    self.stops.stop(self._position(step, epoch))
             self._report_epoch(epoch, step)
             if step == before and not resumes:
                 raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
@@ -162,7 +161,7 @@ class TrainingLoop:
             end = self.windows.next_end(step)
             if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
                 end = total
-            self._announce_stop(step, end - step)
+            self.stops.limit_window(step, end - step)
             self.windows.open()
             while (ticket := self.sync.ticket) < (end - first) * workers:
                 self.stopwatch.begin()
@@ -176,8 +175,8 @@ class TrainingLoop:
             for epoch_end in self.windows.epoch_ends[epoch:]:
                 self._report_epoch(epoch, epoch_end)
                 epoch += 1
-            if self._stops_at(step):
-                self._stop_after_checkpoint(step, epoch)
+            if self.stops.is_reached(step):
+                self.stops.stop(self._position(step, epoch))
         self._report_epoch(epoch, step)
         return self._position(step, epoch)
 
@@ -198,40 +197,6 @@ class TrainingLoop:
         if self.sync.strategy.lockstep and len(ends) < epoch:  # Windows know an end by the step that follows it.
             ends = (*ends, *[step] * (epoch - len(ends)))
         return self.source.normalised(Position(step=step, epoch=epoch, epoch_samples=in_epoch, epoch_ends=ends))
-
-    # Stops that the launcher asks for, when the machine is needed for something else.
-
-    def _announce_stop(self, step: int, count: int) -> int:
-        """Announce, on rank 0, that the run stops at the end of the next window, if that was asked for.
-
-        All ranks read the announcement after the window: closing it is an exchange that begins after this call. Return
-        the length of the window, which is short if steps are long.
-        """
-        if self.checkpointer is None or not self.stop.is_possible:
-            return count
-        if self.windows.totals.last is not None and self.sync.strategy.lockstep:
-            longest = max(1, int(STOP_WINDOW_S / self.windows.totals.last.step_s))
-            count = min(count, longest)
-        if self.sync.rank == 0 and self.stop.requested():
-            self.stop.announce(step + count)
-        return count
-
-    def _stops_at(self, step: int) -> bool:
-        """Whether the run stops here; the same on all ranks after a window."""
-        if self.checkpointer is None or not self.stop.is_possible:
-            return False
-        announced = self.stop.announced()
-        return announced is not None and step >= announced
-
-    def _stop_after_checkpoint(self, step: int, epoch: int) -> None:
-        """Write a checkpoint and raise on all ranks alike."""
-        assert self.checkpointer is not None
-        self.checkpointer.write(self._position(step, epoch))
-        self.checkpointer.finish()
-        raise PreemptedError(
-            f"the run was asked to stop, and did so after step {step}; its checkpoint is written.",
-            hint="start the same command again with --resume to go on",
-        )
 
     def _check_drawn_order(self, epoch: int) -> None:
         """Raise if the user's sampler has drawn other samples on some rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def train_with_all(comm: Comm) -> list[str]:
         now = {
             "groups": len(dist.distributed_c10d._world.pg_map),
             "python threads": threading.active_count(),
-            "threads": psutil.Process().num_threads(),
+            "threads": settled_threads(),
             "tensors": sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()),
         }
         left = [*left, *[f"{key}: {before[key]} then {now[key]}" for key in before if now[key] != before[key]]]
@@ -80,6 +81,19 @@ def train_with_all(comm: Comm) -> list[str]:
         before = now
     dist.barrier()
     return left
+
+
+def settled_threads() -> int:
+    """Return the threads of this process, once their number has not changed for a while: native ones end late."""
+    count, since_s, end_s = 0, 0.0, time.monotonic() + 10
+    while time.monotonic() < end_s:
+        found = psutil.Process().num_threads()
+        if found != count:
+            count, since_s = found, time.monotonic()
+        elif time.monotonic() - since_s > 0.3:
+            break
+        time.sleep(0.02)
+    return count
 
 
 def hooks_on(model: nn.Module, text: str) -> list[str]:

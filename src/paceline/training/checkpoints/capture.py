@@ -18,12 +18,12 @@ from paceline.errors import CheckpointError
 from paceline.formatting import join_names, plural
 from paceline.records.checkpoint import RandomStateInfo
 from paceline.strategies.base.strategy import State
+from paceline.training.checkpoints.contents import ParamGroups
 from paceline.training.checkpoints.random_states import random_state_info, restore_random_state
 from paceline.training.sync import Sync
 
-ParamGroups = list[dict[str, Any]]
-"""Settings of an optimiser's parameter groups, with the names of their parameters under `names`."""
 NAMES = "names"
+"""Key of the names of a group's parameters, in place of the parameters."""
 BUFFERS, STRATEGY = "buffers", "strategy"
 """Parts of the state of one rank: its own buffers, and what its strategy keeps."""
 
@@ -33,7 +33,7 @@ class Captured:
     """State of a run. The model and the optimiser are complete on rank 0 only; their tensors are those in use."""
 
     state: State
-    param_groups: ParamGroups
+    param_groups: list[dict[str, Any]]
     random: list[RandomStateInfo]
 
 
@@ -57,7 +57,7 @@ def capture(sync: Sync, *, keeps_own_buffers: bool) -> Captured:
     )
 
 
-def param_groups_of(sync: Sync) -> ParamGroups:
+def param_groups_of(sync: Sync) -> list[dict[str, Any]]:
     """Return the settings of the optimiser's parameter groups."""
     names = {id(parameter): name for name, parameter in sync.strategy.parameters}
     return [

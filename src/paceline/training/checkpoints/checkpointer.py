@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 
 from paceline.comm.json_messages import gather_typed
 from paceline.config import RunConfig
@@ -34,10 +35,12 @@ from paceline.workloads.position import Position
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint keeps of the training loop, besides its position."""
+    """State of the training loop, besides its position, that a checkpoint keeps."""
 
     optimizer: str
     """Class of the optimiser: the state of one is of no use to another."""
+    world_size: Count
+    """Ranks of the launch, with servers and idle ones."""
     epoch_ends: list[Count]
     """Step at which each finished epoch ended."""
     totals: TrainedTotals
@@ -136,10 +139,10 @@ class Checkpointer:
         elif not self._is_checked:
             self._check_keepable()
 
-    def write(self, position: Position) -> None:
+    def write(self, position: Position, *, must_succeed: bool = False) -> None:
         """Write a checkpoint, unless that of this step is written.
 
-        If one could not be written, raise on all ranks, or go on.
+        If one could not be written, raise on all ranks if it `must_succeed` or the user wants it, else go on.
         """
         if position.step == self._last.step:
             return
@@ -149,15 +152,15 @@ class Checkpointer:
         if self._sync.rank == 0:
             self._write(captured.state, captured.param_groups, self._info(position, captured.random), began_s, is_best)
         self._last, self._last_s = position, self._recording.windows.totals.wall_s
-        self._raise_failure()
+        self._raise_failure(must_succeed=must_succeed)
         if self._sync.payload is not None:  # What a checkpoint sends does not belong to the next window.
             self._sync.payload.close_window(0, counts=False)
 
-    def finish(self) -> None:
+    def finish(self, *, must_succeed: bool = False) -> None:
         """Wait until all checkpoints are on disk; called on every rank at the end of the run."""
         self.close()
         self._report_written()
-        self._raise_failure()
+        self._raise_failure(must_succeed=must_succeed)
 
     def close(self) -> None:
         """End the thread that writes; called after an error, too."""
@@ -194,6 +197,7 @@ class Checkpointer:
         sync, windows, evaluations = self._sync, self._recording.windows, self._evaluations
         loop = LoopState(
             optimizer=type(sync.optimizer).__qualname__,
+            world_size=dist.get_world_size(),
             epoch_ends=list(position.epoch_ends),
             totals=windows.trained,
             skipped_steps=sync.skipped_steps,
@@ -241,11 +245,11 @@ class Checkpointer:
                 )
             )
 
-    def _raise_failure(self) -> None:
+    def _raise_failure(self, *, must_succeed: bool) -> None:
         """Raise on all ranks if rank 0 could not write a checkpoint, unless the run goes on without it."""
-        failure, self._failure = self._failure, None
-        if self._config.on_checkpoint_error == "continue":
+        if self._config.on_checkpoint_error == "continue" and not must_succeed:
             return
+        failure, self._failure = self._failure, None
         found = ["", ""] if failure is None else [failure.message, failure.hint or ""]
         message, hint = gather_typed(found, list[str], self._sync.comm.control)[0]
         if message:

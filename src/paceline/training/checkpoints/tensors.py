@@ -1,9 +1,8 @@
-"""Tensors of a checkpoint: which ones a file can keep, their layout in memory, and tensors that share their memory."""
+"""Tensors of a checkpoint: which ones a file can keep, and their layout in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +38,6 @@ def unkept_kind(tensor: Tensor) -> str | None:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype, as in "float32"."""
     return str(dtype).removeprefix("torch.")
-
-
-def memory_key(tensor: Tensor) -> Any:
-    """Return a key that is equal for tensors that are one and the same view of the same memory."""
-    if tensor.numel() == 0:  # It has no memory to share.
-        return id(tensor)
-    place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
-    return (*place, tuple(tensor.shape), tensor.stride())
 
 
 def dense_strides(tensor: Tensor) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Interval between two checkpoints: a number of steps, a time of training, or an epoch."""
+"""CheckpointInterval between two checkpoints: a number of steps, a time of training, or an epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
+class CheckpointInterval:
     """Exactly one of the three is set."""
 
     steps: int | None = None
@@ -20,7 +20,7 @@ class Interval:
     epochs: int | None = None
 
     @classmethod
-    def parse(cls, text: str, option: str) -> Interval:
+    def parse(cls, text: str, option: str) -> CheckpointInterval:
         """Parse `100`, `30s`, `10m`, `1h` or `epoch`; raise a `UsageError` that names the option otherwise."""
         if text == "epoch":
             return cls(epochs=1)
