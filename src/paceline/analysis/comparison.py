@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from paceline.analysis.caveats import caveats
+from paceline.analysis.checkpoints import checkpoint_cost
 from paceline.analysis.costs import CostTable, cost_of, cost_table
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.divergence import DivergedRun, diverged_runs, divergence_of
@@ -71,6 +72,8 @@ class CandidateRow:
     """Peak memory of the rank that needed most, while training."""
     cpu_s: Estimate | None
     """CPU time per step of all ranks that train; separate servers are not included."""
+    checkpoint_share: Estimate | None
+    """Share of the run's time that writing checkpoints costs; None without checkpoints."""
     workers: int | None
     batch: int | None
     ranks: list[RankRow]
@@ -372,6 +375,7 @@ def _row(
         best_step=statistics.median([best.step for best in bests]) if bests else None,
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
         cpu_s=estimate_times(_known(map(_cpu_s, summaries))),
+        checkpoint_share=estimate_shares([cost.share for cost in map(checkpoint_cost, runs) if cost]),
         workers=first.topology.workers if first else None,
         batch=first.topology.batch if first else None,
         ranks=ranks,

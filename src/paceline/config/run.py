@@ -285,11 +285,9 @@ class RunConfig:
     @property
     def checkpoint_interval(self) -> CheckpointInterval | None:
         """Time between two checkpoints; None if none are written."""
-        return (
-            None
-            if self.checkpoint_mode == "off"
-            else CheckpointInterval.parse(self.checkpoint_every, "--checkpoint-every")
-        )
+        if self.checkpoint_mode == "off":
+            return None
+        return CheckpointInterval.parse(self.checkpoint_every, "--checkpoint-every")
 
     def _check_checkpoints(self) -> None:
         if self.checkpoint in ("sync", "async") and not self.checkpoint_every:

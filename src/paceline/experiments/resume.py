@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,32 @@ def prepare_resume(
     path = _find(LATEST if resume == AUTO else resume, out)
     info = load(path).info
     saved = _known_settings(info)
-    merged = replace(RunConfig(), **(saved | {name: getattr(config, name) for name in given if name in saved}))
+    merged = _merge(saved, {name: getattr(config, name) for name in given if name in saved})
     for line in _differences(saved, asdict(merged)):
         notify(line)
     ranks = int(info.loop.get("world_size", info.ranks))
     return ResumedRun(merged, path, out or run_folder_of(path) or path.parent, ranks)
+
+
+def _merge(saved: dict[str, Any], given: dict[str, Any]) -> RunConfig:
+    """Return the settings of the checkpoint, overridden by the given ones.
+
+    A given length, in steps, epochs or seconds, replaces that of the checkpoint, and so does a given batch.
+    """
+    metadata, kept = metadata_of(RunConfig), dict(saved)
+    replaced = {name for name, setting in metadata.items() if setting.ends_run} if _sets_length(given) else set()
+    for name, setting in metadata.items():
+        if setting.in_place_of in given:
+            replaced.add(name)
+        if name in given and setting.in_place_of:
+            replaced.add(setting.in_place_of)
+    for name in replaced & kept.keys():
+        kept[name] = getattr(RunConfig(), name)
+    return RunConfig(**(kept | given))
+
+
+def _sets_length(given: Collection[str]) -> bool:
+    return any(setting.ends_run and name in given for name, setting in metadata_of(RunConfig).items())
 
 
 def _require_out(out: Path | None) -> Path:
@@ -99,7 +120,10 @@ def _known_settings(info: CheckpointInfo) -> dict[str, Any]:
             hint="restore it there with sync.restore()",
         )
     names = {own.name for own in fields(RunConfig)}
-    return {name: value for name, value in info.config.items() if name in names}
+    saved = {name: value for name, value in info.config.items() if name in names}
+    if saved.get("batch_per_rank"):  # The number of ranks may be another, but the global batch stays.
+        saved |= {"batch": saved["batch_per_rank"] * info.ranks, "batch_per_rank": None}
+    return saved
 
 
 def _differences(saved: dict[str, Any], merged: dict[str, Any]) -> list[str]:

@@ -44,6 +44,8 @@ class TrainingLoop:
     """Evaluations while it trains; None if nothing is tested."""
     checkpoints: Path | None = None
     """Folder of the run, where its checkpoints are written."""
+    given: RunConfig | None = None
+    """Config that checkpoints keep: without the values of the recipe, so that a run that resumes may change them."""
     stop: StopRequest = NO_STOP
     """Request of the launcher to stop after a checkpoint."""
 
@@ -68,7 +70,13 @@ class TrainingLoop:
         self.checkpointer: Checkpointer | None = None
         if self.checkpoints is not None and self.config.checkpoint_interval is not None:
             self.checkpointer = Checkpointer(
-                self.config, self.sync, self.recording, self.evaluations, self.checkpoints, self._kept
+                self.config,
+                self.given or self.config,
+                self.sync,
+                self.recording,
+                self.evaluations,
+                self.checkpoints,
+                self._kept,
             )
         self.stops = Stops(self.stop, self.sync, self.windows, self.checkpointer)
 

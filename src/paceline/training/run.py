@@ -86,7 +86,15 @@ def _run_as_worker(
         recording.start(sync)
         evaluations = None if held_out is None else Evaluations(config, workload, sync, held_out, recording)
         loop = TrainingLoop(
-            config, workload, sync, source, recording, evaluations, folder.path, StopRequest(setup.world.store)
+            config,
+            workload,
+            sync,
+            source,
+            recording,
+            evaluations,
+            folder.path,
+            setup.given,
+            StopRequest(setup.world.store),
         )
         if point is not None:
             if config.deterministic:

@@ -101,18 +101,22 @@ class Checkpointer:
     def __init__(
         self,
         config: RunConfig,
+        given: RunConfig,
         sync: Sync,
         recording: Recording,
         evaluations: Evaluations | None,
         folder: Path,
         keep_loop: Callable[[], dict[str, Any]],
     ) -> None:
-        """Prepare to write checkpoints. `keep_loop` returns the state of the scheduler and of the scaler."""
+        """Prepare to write checkpoints.
+
+        `given` is the config that they keep; `keep_loop` returns the state of the scheduler and of the scaler.
+        """
         interval = config.checkpoint_interval
         assert interval is not None, "a run without checkpoints needs no checkpointer"
         self._interval = interval
         self._config, self._sync, self._recording, self._evaluations = config, sync, recording, evaluations
-        self._keep_loop = keep_loop
+        self._given, self._keep_loop = given, keep_loop
         self._is_async = config.checkpoint_mode == "async"
         self._folder = TimedFolder(folder / CHECKPOINTS_FOLDER, config.keep)
         self._writer = AsyncWriter(self._folder) if self._is_async and sync.rank == 0 else None
@@ -212,7 +216,7 @@ class Checkpointer:
             samples=windows.trained.samples,
             strategy=self._config.strategy,
             ranks=sync.ranks,
-            config=dataclasses.asdict(self._config),
+            config=dataclasses.asdict(self._given),
             loop=msgspec.to_builtins(loop) | self._keep_loop(),
             random=random,
             time=time.time(),

@@ -119,7 +119,7 @@ def _state_of(part: Any, name: str) -> Any:
         return None
     if not hasattr(part, "state_dict"):
         raise UsageError(
-            f"sync.save() got a {type(part).__name__} as {name}.",
+            f"sync.save() got an object of type {type(part).__name__} as {name}.",
             hint="pass an object with state_dict(), or put the value into extra",
         )
     return part.state_dict()
