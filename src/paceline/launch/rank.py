@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+if __name__ == "__main__":
+    # Before numpy is imported, whose threads inherit this: a signal goes to any thread that does not block it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
 from paceline.config.emulation import CGROUP_VARIABLE
 from paceline.errors import PreemptedError
 from paceline.launch.emulation.cgroup import enter
@@ -44,6 +48,7 @@ def main() -> None:
         _leave_stop_signals_to(launcher_pid)
     else:
         faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     progress = JobProgress()
     try:
         if job.script is None:
@@ -162,7 +167,6 @@ def _leave_stop_signals_to(launcher_pid: int) -> None:
 
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}))
     threading.Thread(target=end_by_launcher, daemon=True, name="paceline-sigterm").start()
 
