@@ -97,7 +97,7 @@ class SubmitRequest(Request):
         bool,
         typer.Option(
             "--requeue",
-            help="Start the job again after preemption, the loss of a host or its time limit; the command then goes on. "
+            help="Start the job again after preemption, the loss of a host or its time limit; the command goes on. "
             "A run of train needs --checkpoint-every for that.",
         ),
     ] = False

@@ -15,6 +15,7 @@ from paceline.errors import LaunchError
 from paceline.formatting import short_seconds
 from paceline.launch.messages import MessageT, from_text, to_text
 from paceline.records.atomic_file import atomic_file
+from paceline.records.growing_file import full_disk_error
 
 ResultT = TypeVar("ResultT")
 POLL_S = 0.05
@@ -107,9 +108,10 @@ class StoreChannel:
             chunks = [self._take(f"{key}-{number}-{part}") for part in range(entry.chunks)]
             if target.exists():
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
-                temporary.write_bytes(b"".join(chunks))
+            with full_disk_error(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
+                    temporary.write_bytes(b"".join(chunks))
 
     def _listing(self, key: str) -> list[SentFile]:
         listing = self.read(key, list[SentFile])
