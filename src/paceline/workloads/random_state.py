@@ -16,6 +16,8 @@ from paceline.records.checkpoint import RandomStateInfo
 
 WORD = np.dtype("<u4")
 """Type of the words of Python's and numpy's generators in a checkpoint."""
+MERSENNE_WORDS = 624
+"""Words of the state of a Mersenne twister. numpy does not check the position in them."""
 
 
 def seed_everything(seed: int) -> None:
@@ -88,6 +90,8 @@ def restore_random_state(info: RandomStateInfo, device: torch.device | None = No
     """
     try:
         key = np.frombuffer(info.numpy_key, dtype=WORD).astype(np.uint32)
+        if key.size != MERSENNE_WORDS or info.numpy_position > MERSENNE_WORDS:
+            raise ValueError("numpy's has another size")
         gauss = {"has_gauss": int(info.numpy_gauss is not None), "gauss": info.numpy_gauss or 0.0}
         RandomState(
             python=(random.getstate()[0], tuple(np.frombuffer(info.python, dtype=WORD).tolist()), info.python_gauss),

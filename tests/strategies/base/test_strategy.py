@@ -370,3 +370,26 @@ def test_the_interface_stays_small() -> None:
     names = {name for name in {*vars(Strategy), *Strategy.__annotations__} if not name.startswith("_")}
     assert names == INTERFACE | FOR_SUBCLASSES
     assert {name for name in vars(create("allreduce")) if not name.startswith("_")} == {"options", "allow_unused"}
+
+
+def load_partly(comm: Comm) -> tuple[list[str], bool, bool]:
+    """Return what was not used of a state, and whether states are the run's own and copies are not."""
+    sync = Sync(make_model(), sgd, create("allreduce"), comm, "local")
+    train(sync, 2)
+    state = sync.strategy.state()
+    kept = state.copy()
+    name, parameter = next(iter(sync.strategy.parameters))
+    is_own = state.optimizer[name]["momentum_buffer"] is sync.optimizer.state[parameter]["momentum_buffer"]
+    train(sync, 1)
+    is_kept = not torch.equal(kept.model[name], state.model[name])
+    kept.optimizer["frozen.weight"] = {"momentum_buffer": torch.ones(1)}
+    kept.per_rank["error feedback"] = torch.ones(1)
+    unused = sync.strategy.load(kept)
+    assert torch.equal(parameter.detach(), kept.model[name])
+    sync.close()
+    return unused, is_own, is_kept
+
+
+def test_what_was_not_loaded_is_named(pool: Pool) -> None:
+    unused = ["the optimiser's state of frozen.weight, which is not trained", "error feedback of another strategy"]
+    assert pool.run(load_partly, 1) == [(unused, True, True)]

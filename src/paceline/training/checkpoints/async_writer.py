@@ -32,14 +32,15 @@ class AsyncWriter:
         self.folder = folder
         self._buffers: TensorsByFile = {}
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
         self._error: CheckpointError | None = None
-        """Error of a finished write that nobody has been told of."""
+        """Error of a finished write that has not been reported."""
         self._last_failed = False
 
     def write(self, state: State, param_groups: ParamGroups, info: CheckpointInfo, *, is_best: bool = False) -> None:
         """Copy a state and begin to write it; wait for the one before, if it is still being written.
 
-        Raise a CheckpointError only if the state cannot be kept. `failed` and `wait` report an error of writing.
+        Raise a CheckpointError if the state cannot be kept or copied; `failed` and `wait` report an error of writing.
         """
         encoded = EncodedCheckpoint.of(state, param_groups, info)
         self._join()
@@ -61,7 +62,8 @@ class AsyncWriter:
 
     def failed(self) -> CheckpointError | None:
         """Return the error of a write that has finished since the last call; does not wait."""
-        error, self._error = self._error, None
+        with self._lock:
+            error, self._error = self._error, None
         return error
 
     def close(self) -> None:
@@ -76,14 +78,16 @@ class AsyncWriter:
 
     def _write(self, encoded: EncodedCheckpoint, is_best: bool) -> None:
         _lower_priority()
+        error: CheckpointError | None = None
         try:
             self.folder.write_encoded(encoded, is_best=is_best)
-        except CheckpointError as error:
-            self._error, self._last_failed = error, True
-        except Exception as error:
-            self._error, self._last_failed = _unexpected(error, encoded.info.step), True
-        else:
-            self._last_failed = False
+        except CheckpointError as found:
+            error = found
+        except Exception as found:  # Nobody would see it in this thread.
+            error = _unexpected(found, encoded.info.step)
+        with self._lock:
+            self._last_failed = error is not None
+            self._error = error or self._error
 
 
 def _unexpected(error: Exception, step: int) -> CheckpointError:
@@ -121,4 +125,10 @@ def _fitting(buffer: Tensor | None, tensor: Tensor) -> Tensor:
     """Return the buffer if it has the shape and dtype of a tensor, else a new one."""
     if buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype:
         return buffer
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    try:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    except (RuntimeError, MemoryError):
+        raise CheckpointError(
+            "there is not enough memory for a copy of the state, which asynchronous checkpoints need.",
+            hint="write checkpoints synchronously",
+        ) from None

@@ -19,8 +19,8 @@ from paceline.formatting import join_names, plural
 from paceline.records.checkpoint import RandomStateInfo
 from paceline.strategies.base.strategy import State
 from paceline.training.checkpoints.contents import ParamGroups
-from paceline.training.checkpoints.random_states import random_state_info, restore_random_state
 from paceline.training.sync import Sync
+from paceline.workloads.random_state import random_state_info, restore_random_state
 
 NAMES = "names"
 """Key of the names of a group's parameters, in place of the parameters."""
@@ -104,7 +104,10 @@ def load_state(sync: Sync, state: State, random: list[RandomStateInfo], *, ranks
     elif BUFFERS in kept:
         lost.append("the running statistics of other ranks than rank 0, because the number of ranks is another")
     if comm.rank < len(random):
-        restore_random_state(random[comm.rank], comm.device)
+        try:
+            restore_random_state(random[comm.rank], comm.device)
+        except ValueError as error:
+            lost.append(f"random numbers: {error}")
     return lost
 
 

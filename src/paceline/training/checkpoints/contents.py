@@ -109,14 +109,20 @@ def decode_checkpoint(content: CheckpointContent, tensors: TensorsByFile, path: 
     model, optimizer, other = (ValueDecoder(tensors.get(file, {})) for file in (MODEL_FILE, OPTIMIZER_FILE, OTHER_FILE))
     state = State(
         model={name: model.decode(value) for name, value in content.model.items()},
-        optimizer={name: optimizer.decode(values) for name, values in content.optimizer.items()},
-        per_rank=other.decode(content.per_rank),
+        optimizer={name: _dict(optimizer.decode(values)) for name, values in content.optimizer.items()},
+        per_rank=_dict(other.decode(content.per_rank)),
     )
     info = msgspec.structs.replace(
-        content.info, loop=other.decode(content.info.loop), extra=other.decode(content.info.extra)
+        content.info, loop=_dict(other.decode(content.info.loop)), extra=other.decode(content.info.extra)
     )
-    groups = [optimizer.decode(group) for group in content.param_groups]
+    groups = [_dict(optimizer.decode(group)) for group in content.param_groups]
     return Loaded(state, groups, info, path)
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"it has {value!r} in place of a mapping")
+    return value
 
 
 def _copied_info(info: CheckpointInfo, loop: dict[str, Any], extra: Any) -> CheckpointInfo:

@@ -176,6 +176,8 @@ def _os_error(error: SafetensorError) -> OSError:
 
 def describe_os_error(error: OSError) -> str:
     """Return the reason of an error of the system, as in "No space left on device"."""
+    if isinstance(error, FileExistsError):  # Of `mkdir`, which accepts a folder that exists.
+        return f"{error.filename} is not a folder"
     return error.strerror or str(error)
 
 

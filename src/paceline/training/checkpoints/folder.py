@@ -90,7 +90,7 @@ class CheckpointFolder:
         """Write a checkpoint whose tensors are as on disk; see `write`."""
         step = encoded.info.step
         with self._lock, self._explaining(step):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._make()
             self._remove_leftovers()
             unfinished = self.path / f"{WRITING}{_name(step)}"
             try:
@@ -103,16 +103,15 @@ class CheckpointFolder:
                 self._write_best(step)
             elif self._best() == step:  # Another checkpoint of this step, which is replaced, was the best.
                 (self.path / BEST_FILE).unlink()
-            self._prune(written=path)
+            self._prune()
             return path
 
     def mark_best(self, step: int) -> None:
-        """Make an existing checkpoint the best, which is kept until another one is."""
+        """Make an existing checkpoint the best. The next write removes the one that was, unless it is a recent one."""
         with self._lock, self._explaining(step):
             if not any(entry.step == step for entry in self._entries()):
                 raise CheckpointError(f"{self.path} has no checkpoint of step {step} to mark as the best.")
             self._write_best(step)
-            self._prune()
 
     def best(self) -> int | None:
         """Return the step of the best checkpoint by validation; None if none is marked."""
@@ -133,8 +132,7 @@ class CheckpointFolder:
         with self._lock:
             damaged: list[tuple[_Entry, str]] = []
             entries = sorted(self._entries(), key=lambda entry: entry.age, reverse=True)
-            unreadable = [entry for entry in entries if entry.sequence is None]
-            for entry in [*unreadable, *(entry for entry in entries if entry.sequence is not None)]:
+            for entry in sorted(entries, key=lambda entry: entry.sequence is not None):  # First those without a place.
                 try:
                     loaded = read_checkpoint(entry.path)
                 except DamagedError as error:
@@ -145,23 +143,27 @@ class CheckpointFolder:
             return None, [text for _, text in damaged] + self._unfinished(after=-1)
 
     def _entries(self) -> list[_Entry]:
-        try:
-            names = sorted(path.name for path in self.path.iterdir())
-        except OSError:
-            return []
-        found = ((self.path / name, CHECKPOINT_NAME.fullmatch(name)) for name in names)
+        found = ((path, CHECKPOINT_NAME.fullmatch(path.name)) for path in self._content())
         return [_Entry(path, int(match[1]), _sequence(path)) for path, match in found if match]
+
+    def _content(self) -> list[Path]:
+        """Return what is in the folder, by name; raise a CheckpointError if the folder cannot be read."""
+        try:
+            return sorted(self.path.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(
+                f"the folder of checkpoints {self.path} cannot be read: {describe_os_error(error)}.",
+                hint="make it a folder that you can read, or name another one",
+            ) from None
 
     def _unfinished(self, after: int) -> list[str]:
         """Return a sentence for each checkpoint after a step whose writing was cut off."""
-        try:
-            names = sorted(path.name for path in self.path.iterdir())
-        except OSError:
-            return []
-        steps = [int(match[1]) for match in map(UNFINISHED_NAME.fullmatch, names) if match]
+        matches = [UNFINISHED_NAME.fullmatch(path.name) for path in self._content()]
         return [
             f"the checkpoint of step {step} in {self.path} is incomplete: its writer was stopped."
-            for step in steps
+            for step in [int(match[1]) for match in matches if match]
             if step > after
         ]
 
@@ -176,6 +178,11 @@ class CheckpointFolder:
                 "checkpoints are intact.",
                 hint=hint_for(error),
             ) from None
+
+    def _make(self) -> None:
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.path.parent)
 
     def _write_files(self, folder: Path, encoded: EncodedCheckpoint) -> None:
         folder.mkdir()
@@ -200,12 +207,12 @@ class CheckpointFolder:
         sync_folder(self.path)
         return path
 
-    def _prune(self, written: Path | None = None) -> None:
-        """Remove checkpoints other than the last ones and the best; `written` is known to be valid."""
+    def _prune(self) -> None:
+        """Remove checkpoints other than the last ones and the best; called when a valid one has been written."""
         best = self._best()
         entries = sorted(self._entries(), key=lambda entry: entry.age)
         for entry in entries[: -self._keep]:
-            if entry.step != best and entry.path != written:
+            if entry.step != best:
                 with suppress(OSError):  # The next write tries again.
                     self._remove(entry.path)
 
@@ -221,7 +228,7 @@ class CheckpointFolder:
 
     def _remove_leftovers(self) -> None:
         """Remove what a writer that was killed has left."""
-        for path in self.path.iterdir():
+        for path in self._content():
             if path.name.startswith((WRITING, REMOVING)):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.endswith(REWRITTEN) and CHECKPOINT_NAME.fullmatch(path.name) and _sequence(path) is not None:

@@ -9,7 +9,7 @@ from paceline.errors import CheckpointError
 from paceline.records.checkpoint import CHECKPOINT_FILE
 from paceline.records.schema import CHECKPOINTS_FOLDER
 from paceline.training.checkpoints.contents import Loaded
-from paceline.training.checkpoints.files import DamagedError, OtherFormatError
+from paceline.training.checkpoints.files import DamagedError, OtherFormatError, describe_os_error
 from paceline.training.checkpoints.folder import CHECKPOINT_NAME, CheckpointFolder
 from paceline.training.checkpoints.reading import read_checkpoint
 
@@ -19,15 +19,16 @@ def load(path: Path) -> Loaded:
 
     Raise a CheckpointError if there is none, or if the one that was named is damaged.
     """
-    if path.name == CHECKPOINT_FILE and not path.is_dir():
-        path = path.parent
-    if not path.is_dir():
-        found = "is not a folder" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {found}, so there is no checkpoint to load.", hint=_HINT)
-    if CHECKPOINT_NAME.fullmatch(path.name) or (path / CHECKPOINT_FILE).exists():
-        return _load_one(path)
-    inner = path / CHECKPOINTS_FOLDER
-    folder = inner if inner.is_dir() else path
+    try:
+        if not path.is_dir():
+            found = "is not a folder" if path.exists() else "does not exist"
+            raise CheckpointError(f"{path} {found}, so there is no checkpoint to load.", hint=_HINT)
+        if CHECKPOINT_NAME.fullmatch(path.name) or (path / CHECKPOINT_FILE).exists():
+            return _load_one(path)
+        inner = path / CHECKPOINTS_FOLDER
+        folder = inner if inner.is_dir() else path
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {describe_os_error(error)}.", hint=_HINT) from None
     loaded, damaged = CheckpointFolder(folder).newest()
     if loaded is None:
         reasons = " ".join(["", *damaged])

@@ -69,7 +69,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Return a copy of a contiguous tensor with other strides, which must be dense."""
-    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor)
 
 
