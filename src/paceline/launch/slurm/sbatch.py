@@ -66,7 +66,7 @@ class BatchJob:
     output: str = ""
     """Log file, with Slurm's file name patterns; empty for slurm-%j.out."""
     requeue: Requeue | None = None
-    """How the job goes on when Slurm starts it again; None if it does not."""
+    """Way in which the job goes on when Slurm starts it again; None if it does not."""
 
     @property
     def name(self) -> str:
