@@ -115,11 +115,14 @@ def test_options_named_in_the_text_exist() -> None:
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
     known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node", "--logdir"}
     known |= {"--list", "--only", "--write"}  # Of the benchmark of strategies.
-    known |= {option for parameter in get_command(app).commands["submit"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    for name in ("submit", "train"):
+        known |= {option for parameter in get_command(app).commands[name].params for option in parameter.opts}  # type: ignore[attr-defined]
     known |= {
         "--job",
         "--job-name",
         "--no-requeue",
+        "--open-mode",
+        "--signal",
         "--qos",
         "--mem",
         "--constraint",

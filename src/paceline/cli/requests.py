@@ -69,6 +69,11 @@ class LaunchRequest(Request):
         values = (getattr(self, own.name) for own in fields(self))
         return tuple(value for value in values if is_dataclass(value))
 
+    @property
+    def words_to_go_on(self) -> tuple[str, ...]:
+        """Words that make the command go on in its folder, or begin; none if it does so anyway."""
+        return ()
+
     def on_emulated_host(self, host: EmulationInfo) -> Self:
         """Return the request that one host of an emulation carries out."""
         return replace(self, launch=self.launch.on_emulated_host(host))

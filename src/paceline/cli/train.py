@@ -40,6 +40,10 @@ class TrainRequest(LaunchRequest):
         ),
     ] = None
 
+    @property
+    def words_to_go_on(self) -> tuple[str, ...]:
+        return ("--resume", "auto") if self.resume is None else ()
+
     def carry_out(self) -> int:
         """Train, then print the summary."""
         from paceline.experiments.resume import prepare_resume

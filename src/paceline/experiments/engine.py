@@ -18,7 +18,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.remaining_time import Part, PartKind, TimeEstimator
 from paceline.config import RunConfig
-from paceline.errors import DataError, DivergenceError, LaunchError, PacelineError, RankError
+from paceline.errors import DataError, DivergenceError, LaunchError, PacelineError, RankError, RecordError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
 from paceline.experiments.estimate import RUN_S, launch_part
@@ -362,7 +362,7 @@ class Experiment(ABC):
             try:
                 self.launch(task, stage, folder, runs, oracle)
                 return
-            except (DataError, LaunchError):
+            except (DataError, LaunchError, RecordError):  # No candidate is the cause.
                 raise
             except PacelineError as error:
                 failed = _failed_index(error, runs)

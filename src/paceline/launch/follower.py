@@ -23,6 +23,7 @@ from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.records.failure import ErrorInfo
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
 
+RESUME_HINT = "the run ends with host 0; start the command on all hosts with --resume to go on from its checkpoint"
 END = "end"
 """Key of the leader's `LaunchEnd`: there are no more jobs."""
 
@@ -133,6 +134,8 @@ def _run_job(
             return STOP_GRACE_S
 
     with _writable_folders(Job.from_json(posted.job), shared=shared) as (job, root):
+        if job.stops_on_request:
+            channel.lost_hint = RESUME_HINT
         stop = GracefulStop(
             request=lambda: channel.post(stop_key(number), rank_range.launcher),
             is_requested_elsewhere=lambda: False,  # The leader ends all ranks.

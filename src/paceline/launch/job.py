@@ -11,6 +11,7 @@ from typing import Literal
 from paceline.config import RunConfig, Script
 from paceline.launch.messages import from_text, to_text
 from paceline.records import RunFolder
+from paceline.records.growing_file import full_disk_error
 from paceline.records.provenance import command_line
 
 JOB_FILE = "job.json"
@@ -86,7 +87,8 @@ class Job:
 
     def write(self) -> Path:
         """Write the job to its file, and return the file."""
-        self.file.write_text(self.to_json())
+        with full_disk_error(self.file):
+            self.file.write_text(self.to_json())
         return self.file
 
     def to_json(self) -> str:

@@ -32,7 +32,7 @@ REPEAT_WINDOW_S = 1.0
 
 @dataclass
 class GracefulStop:
-    """How a launcher lets its ranks stop, and whether it did."""
+    """Stop of a launcher's ranks on request, and its state."""
 
     request: Callable[[], None]
     """Asks the ranks of the job to stop."""

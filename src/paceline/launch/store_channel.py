@@ -15,6 +15,7 @@ from paceline.errors import LaunchError
 from paceline.formatting import short_seconds
 from paceline.launch.messages import MessageT, from_text, to_text
 from paceline.records.atomic_file import atomic_file
+from paceline.records.growing_file import full_disk_error
 
 ResultT = TypeVar("ResultT")
 POLL_S = 0.05
@@ -40,6 +41,8 @@ class StoreChannel:
         """`endpoint` names the store in errors, as ADDRESS:PORT."""
         self._store = PrefixStore("paceline-launch", store)
         self.endpoint = endpoint
+        self.lost_hint = "see the output of the command on host 0"
+        """Hint of the error that calls raise if host 0 is lost."""
         self._silent_s: float | None = None
 
     def give_up(self, silent_s: float) -> None:
@@ -105,9 +108,10 @@ class StoreChannel:
             chunks = [self._take(f"{key}-{number}-{part}") for part in range(entry.chunks)]
             if target.exists():
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
-                temporary.write_bytes(b"".join(chunks))
+            with full_disk_error(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
+                    temporary.write_bytes(b"".join(chunks))
 
     def _listing(self, key: str) -> list[SentFile]:
         listing = self.read(key, list[SentFile])
@@ -139,6 +143,4 @@ class StoreChannel:
             raise self._connection_lost(str(error).splitlines()[0]) from None
 
     def _connection_lost(self, found: str) -> LaunchError:
-        return LaunchError(
-            f"lost the connection to host 0 at {self.endpoint}: {found}", hint="see the output of the command on host 0"
-        )
+        return LaunchError(f"lost the connection to host 0 at {self.endpoint}: {found}", hint=self.lost_hint)

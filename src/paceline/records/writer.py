@@ -22,6 +22,7 @@ from paceline.records import schema
 from paceline.records.atomic_file import atomic_file
 from paceline.records.description import RunDescription
 from paceline.records.events import Event
+from paceline.records.growing_file import GrowingFile, full_disk_error
 from paceline.records.parity import Parity
 from paceline.records.summary import Summary
 
@@ -118,14 +119,12 @@ class RowWriter:
     """Writer that appends whole lines to a CSV file."""
 
     def __init__(self, path: Path, header: str) -> None:
-        self._file = path.open("w", encoding="ascii", errors="replace")
-        self._file.write(header)
-        self._file.flush()
+        self._file = GrowingFile(path)
+        self._file.append(header.encode("ascii"))
 
     def write(self, rows: Iterable[CsvRow]) -> None:
-        """Append rows and flush them, so that they survive a kill of this process."""
-        self._file.writelines(row.to_csv() for row in rows)
-        self._file.flush()
+        """Append rows."""
+        self._file.append("".join([row.to_csv() for row in rows]).encode("ascii", "replace"))
 
     def close(self) -> None:
         """Close the file."""
@@ -175,13 +174,13 @@ class EventWriter:
         if continued_s is not None and file.is_file():
             content = file.read_bytes()
             os.truncate(file, content.rfind(b"\n") + 1)  # A process that is killed may leave part of a line.
-        self._file = file.open("wb" if continued_s is None else "ab", buffering=0)
+        self._file = GrowingFile(file, continued=continued_s is not None)
         start_s = time.perf_counter() - (continued_s or 0.0)
         self._now = now or (lambda: time.perf_counter() - start_s)
 
     def write(self, event: Event) -> None:
         """Append one event, with the time of this call."""
-        self._file.write(encode(msgspec.structs.replace(event, time_s=round(self._now(), 6))) + b"\n")
+        self._file.append(encode(msgspec.structs.replace(event, time_s=round(self._now(), 6))) + b"\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -203,7 +202,7 @@ def json_safe(content: Any) -> Any:
 
 def write_json(path: Path, content: msgspec.Struct | Mapping[str, Any]) -> None:
     """Write a JSON file atomically."""
-    with atomic_file(path) as temporary:
+    with full_disk_error(path), atomic_file(path) as temporary:
         temporary.write_bytes(msgspec.json.format(encode(content), indent=2) + b"\n")
 
 
