@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from commands import command, paceline, start, wait_until
+from launch.test_leader import free_master
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import (
     DataError,
@@ -43,7 +44,8 @@ def test_a_run_goes_on_from_its_checkpoint_after_a_rank_failed(
 ) -> None:
     monkeypatch.setenv("PACELINE_TEST_FAULT", f"{fault} {tmp_path / 'once'}")
     out = tmp_path / "run"
-    done = paceline("train", "user_workloads:fails_once", *RUN, "--max-restarts", "3", "--out", str(out))
+    restarts = ("--max-restarts", "3", "--master", free_master())  # A port that every attempt listens on.
+    done = paceline("train", "user_workloads:fails_once", *RUN, *restarts, "--out", str(out))
     (line,) = [line for line in done.stderr.splitlines() if "restart" in line]
     assert line.startswith(found)
     assert line.endswith("; restart 1 of 3 from the checkpoint of step 20")

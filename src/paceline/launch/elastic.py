@@ -59,7 +59,6 @@ def start_ranks(
     With `stop`, the ranks can end in order when a signal asks them to.
     """
     _silence_elastic()
-    rendezvous.register(store, remote_failed)
     elastic = ElasticConfig(
         min_nodes=rank_range.group_world_size,
         max_nodes=rank_range.group_world_size,
@@ -86,6 +85,7 @@ def start_ranks(
     children_before = set(psutil.Process().children())
     try:
         with (
+            rendezvous.registered(store, remote_failed),
             _environment(environment),
             _restored_signal_handlers(),
             stopped_log_tails(),
