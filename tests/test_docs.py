@@ -71,6 +71,11 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         assert folders
         raise KeyboardInterrupt
 
+    def resume(config: RunConfig, *_: Any) -> None:
+        asked.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.experiments.resume.prepare_resume", resume)
     monkeypatch.setattr(experiment, "train", remember)
     monkeypatch.setattr("paceline.experiments.doctor.doctor", remember)
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
@@ -115,11 +120,14 @@ def test_options_named_in_the_text_exist() -> None:
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
     known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node", "--logdir"}
     known |= {"--list", "--only", "--write"}  # Of the benchmark of strategies.
-    known |= {option for parameter in get_command(app).commands["submit"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    for name in ("submit", "train"):
+        known |= {option for parameter in get_command(app).commands[name].params for option in parameter.opts}  # type: ignore[attr-defined]
     known |= {
         "--job",
         "--job-name",
         "--no-requeue",
+        "--open-mode",
+        "--signal",
         "--qos",
         "--mem",
         "--constraint",

@@ -9,7 +9,9 @@
     ├── ParityError      7   a strategy that should compute the mean gradient computes another value
     ├── RecordError      8   a record cannot be read, or would be overwritten
     ├── ReplicaError    10   replicas of the model that should be equal on all ranks differ
-    └── DivergenceError 11   the loss of a run is not finite, or its gradients are not in many steps in a row
+    ├── DivergenceError 11   the loss of a run is not finite, or its gradients are not in many steps in a row
+    ├── CheckpointError 12   a checkpoint cannot be written or read, or a state cannot be kept in one
+    └── PreemptedError  75   a signal stopped a run after a checkpoint, from which it can go on
 
 The message says in one sentence what was found; `hint` says in one sentence what to do. `detail` is printed before
 both, for example the traceback of the user's code. Any other exception is a bug in Paceline and is shown with its
@@ -117,6 +119,21 @@ class DivergenceError(PacelineError):
     exit_code = 11
 
 
+class CheckpointError(PacelineError):
+    """Checkpoint that cannot be written or read."""
+
+    exit_code = 12
+
+
+class PreemptedError(PacelineError):
+    """Run that a signal stopped after a checkpoint, from which it can go on.
+
+    The exit code is EX_TEMPFAIL of sysexits.h: try again later.
+    """
+
+    exit_code = 75
+
+
 ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
     kind.__name__: kind
     for kind in (
@@ -130,6 +147,8 @@ ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
         RecordError,
         ReplicaError,
         DivergenceError,
+        CheckpointError,
+        PreemptedError,
     )
 }
 """Exception classes by name, to rebuild an error that another process sent."""

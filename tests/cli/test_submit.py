@@ -55,6 +55,24 @@ def options(script: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
 
 
+@pytest.mark.parametrize(
+    ("command", "goes_on"),
+    [("train", "--resume auto "), ("train --resume latest", ""), ("compare", "")],
+)
+def test_a_job_that_comes_back_goes_on(capsys: pytest.CaptureFixture[str], command: str, goes_on: str) -> None:
+    grace = ["--grace", "45.5"] if command.startswith("train") else []
+    script = script_of(capsys, "--requeue", *SHAPE, "--", *command.split(), "--out", "here", *grace)
+    assert {"--requeue", "--open-mode=append"} < set(options(script))
+    assert f"--signal=USR1@{46 if grace else 30}" in options(script)
+    name, _, rest = command.partition(" ")
+    words = " ".join(filter(None, [name, goes_on.strip(), rest, "--out here", *grace]))
+    assert script.splitlines()[-4].endswith(f" -m paceline {words} || code=$?")
+    assert script.splitlines()[-2:] == [
+        'if [ "$code" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+        'exit "$code"',
+    ]
+
+
 def test_the_script(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     named = ["--account", "us", "--partition", "gpu", "--gres", "gpu:4", "--time", "1:00:00", "--cpus-per-rank", "8"]

@@ -36,7 +36,7 @@ KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig, B
 PACKAGE = Path(paceline.__file__).parent
 EVERY = [pytest.param(kind, name, id=f"{kind.__name__}.{name}") for kind in KINDS for name in metadata_of(kind)]
 """Every setting, with the config class that it belongs to."""
-OF_RUNS = ("fixed", "compared", "in_next_command", "script", "unused_by", "ends_run", "positional")
+OF_RUNS = ("fixed", "compared", "in_next_command", "script", "ends_run", "positional")
 """Metadata that concern runs, and have no effect in other configs."""
 
 
@@ -120,6 +120,7 @@ def test_metadata_do_not_contradict_each_other(kind: Any, name: str) -> None:
         assert {part: getattr(metadata, part) for part in OF_RUNS} == {
             part: getattr(Setting(), part) for part in OF_RUNS
         }
+    assert not metadata.unused_by or kind in (RunConfig, LaunchConfig), "it belongs to one command"
     if metadata.fixed:
         assert metadata.script in ("own", "same"), "varies with scripts, but not with workloads"
     if not metadata.in_next_command:

@@ -52,7 +52,7 @@ class Board:
 def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examination | Exception) -> tuple[Any, Any]:
     """What the board was told, and what `examine` was asked, in an experiment that does nothing else."""
     asked: list[tuple[RunConfig, int, bool]] = []
-    leader = Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None)
+    leader = Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None, print)
 
     def examine(config: RunConfig, given: Leader, shape: Shape, folder: Path, *, with_workload: bool) -> Examination:
         assert given is leader
@@ -83,7 +83,7 @@ def an_experiment(
         provenance=PROVENANCE,
     )
     folder = ExperimentFolder.create(tmp_path / "e", description)
-    leader = leader or Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None)
+    leader = leader or Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None, print)
     return CompareExperiment(WorkloadTarget(), candidate_configs, leader, config, folder, display or Board())  # type: ignore[arg-type]
 
 

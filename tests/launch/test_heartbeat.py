@@ -45,7 +45,7 @@ class FakeClockMonitor:
 
 def test_a_host_with_heartbeats_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeClockMonitor(channel, [1], monkeypatch)
-    with send_heartbeats(channel, 1):
+    with send_heartbeats(channel, 1, lambda: None):
         for _ in range(3):
             monitor.wait_for_heartbeat(1)
             assert monitor.lost_after(0.9 * LOST_AFTER_S) == set()
@@ -55,7 +55,7 @@ def test_a_host_without_heartbeats_is_lost_after_the_limit(
     channel: StoreChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
-    with send_heartbeats(channel, 2):
+    with send_heartbeats(channel, 2, lambda: None):
         monitor.wait_for_heartbeat(2)
         assert monitor.lost_after(0.9 * LOST_AFTER_S) == set(), "not at once"
         monitor.wait_for_heartbeat(2)
@@ -64,7 +64,7 @@ def test_a_host_without_heartbeats_is_lost_after_the_limit(
 
 def test_a_host_that_aborts_is_lost_at_once(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
-    with pytest.raises(KeyboardInterrupt), send_heartbeats(channel, 2):
+    with pytest.raises(KeyboardInterrupt), send_heartbeats(channel, 2, lambda: None):
         raise KeyboardInterrupt
     monitor.lost_after(0.1)  # A last heartbeat may have arrived, which is read first.
     assert monitor.lost_after(0.1) == {2}
@@ -72,6 +72,6 @@ def test_a_host_that_aborts_is_lost_at_once(channel: StoreChannel, monkeypatch: 
 
 def test_a_host_that_finished_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeClockMonitor(channel, [1], monkeypatch)
-    with send_heartbeats(channel, 1):
+    with send_heartbeats(channel, 1, lambda: None):
         pass
     assert [monitor.lost_after(0.3 * LOST_AFTER_S) for _ in range(3)] == [set()] * 3

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,28 @@ def killed_on_rank_1() -> Workload:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return _with_loss(kill)
+
+
+def fails_once() -> Workload:
+    """Return a workload in which rank 1 fails once, at step 30, as `PACELINE_TEST_FAULT` says: "killed FILE" or so.
+
+    The file exists after the failure.
+    """
+    how, _, name = os.environ["PACELINE_TEST_FAULT"].partition(" ")
+    once = Path(name)
+
+    def fail(calls: int) -> None:
+        time.sleep(0.01)
+        if not _on_rank_1() or calls < 30 or (once.exists() and how != "always"):
+            return
+        once.touch()
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "memory":
+            torch.empty(2**60)
+        raise RuntimeError("sample 17 is damaged")
+
+    return _with_loss(fail)
 
 
 def without_memory() -> Workload:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
+import pytest
 import torch
 
-from paceline.workloads.random_state import kept_random_state, seed_everything, seeded
+from paceline.records.checkpoint import RandomStateInfo
+from paceline.records.decoder import decode
+from paceline.workloads.random_state import (
+    kept_random_state,
+    random_state_info,
+    restore_random_state,
+    seed_everything,
+    seeded,
+)
 
 
 def draw() -> tuple[float, float, float]:
@@ -37,3 +47,38 @@ def test_the_state_is_kept_around_a_block_even_if_it_fails() -> None:
     assert inside != expected
     with seeded(5):
         assert draw() == inside
+
+
+def draw_all() -> list[float]:
+    """Draw from all generators, also numbers that they make in pairs."""
+    return [*draw(), random.gauss(0, 1), float(np.random.normal()), float(torch.randn(()))]
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 2])
+def test_generators_continue_from_a_checkpoint(pairs: int) -> None:
+    seed_everything(5)
+    for _ in range(pairs):
+        draw_all()
+    kept = decode(msgspec.json.encode(random_state_info()), RandomStateInfo, "random")
+    expected = [draw_all() for _ in range(3)]
+    seed_everything(6)
+    draw_all()
+    restore_random_state(kept)
+    assert [draw_all() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("python", b"1234"), ("numpy_key", b"1234"), ("numpy_position", 625), ("torch_cpu", b"1234")]
+)
+def test_a_state_of_another_generator_is_refused(part: str, value: object) -> None:
+    with kept_random_state(), pytest.raises(ValueError, match="the states of random number generators do not fit"):
+        restore_random_state(msgspec.structs.replace(random_state_info(), **{part: value}))
+
+
+@pytest.mark.gpu
+def test_the_generator_of_a_gpu_continues() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    kept = random_state_info(device)
+    expected = torch.rand(3, device=device).tolist()
+    restore_random_state(kept, device)
+    assert torch.rand(3, device=device).tolist() == expected

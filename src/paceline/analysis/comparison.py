@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from paceline.analysis.caveats import caveats
+from paceline.analysis.checkpoints import checkpoint_cost
 from paceline.analysis.costs import CostTable, cost_of, cost_table
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.divergence import DivergedRun, diverged_runs
@@ -26,7 +27,7 @@ from paceline.analysis.statistics import (
     median_time,
 )
 from paceline.analysis.steps.candidate_split import CandidateSplit, candidate_split
-from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
+from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of, windows_of_attempt
 from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.errors import DivergenceError
@@ -69,6 +70,8 @@ class CandidateRow:
     """Peak memory of the rank that needed most, while training."""
     cpu_s: Estimate | None
     """CPU time per step of all ranks that train; separate servers are not included."""
+    checkpoint_share: Estimate | None
+    """Share of the run's time that writing checkpoints costs; None without checkpoints."""
     workers: int | None
     batch: int | None
     ranks: list[RankRow]
@@ -321,7 +324,7 @@ def _wire(record_set: RecordSet, name: str) -> Wire | None:
     run = record_set.recorded_runs_of(name)[measured[(len(measured) - 1) // 2][1]].run
     if not run.lockstep:  # Steps of the same number did not run at the same time on all ranks.
         return None
-    return wire_of(run.timelines, run.topology.gradient_bytes, without=profiled_steps(windows_of(run)))
+    return wire_of(run.timelines, run.topology.gradient_bytes, without=profiled_steps(windows_of_attempt(run)))
 
 
 def _payload(record_set: RecordSet, name: str) -> Payload | None:
@@ -402,6 +405,7 @@ def _row(
         best_step=statistics.median([best.step for best in bests]) if bests else None,
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
         cpu_s=estimate_times(_known(map(_cpu_s, summaries))),
+        checkpoint_share=estimate_shares([cost.share for cost in map(checkpoint_cost, runs) if cost]),
         workers=first.topology.workers if first else None,
         batch=first.topology.batch if first else None,
         ranks=ranks,

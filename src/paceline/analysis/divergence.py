@@ -132,6 +132,11 @@ def skipped_steps_of(run: RunRecord) -> frozenset[int]:
     return frozenset(step for log in run.events_of(LogEvent) for step in log.skipped)
 
 
+def skipped_in_attempt(run: RunRecord) -> frozenset[int]:
+    """Return the skipped steps in the files of ranks, counted from the first step there."""
+    return frozenset(step - run.first_step for step in skipped_steps_of(run) if step >= run.first_step)
+
+
 def divergence_place(step: int, seed: int | None) -> str:
     """Return step and seed of a divergence, as in "step 120 (seed 3)"."""
     return f"step {step}" if seed is None else f"step {step} (seed {seed})"

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.divergence import divergence_of, skipped_steps_of
+from paceline.analysis.divergence import divergence_of, skipped_in_attempt
 from paceline.analysis.resources import RankUsage, usage
-from paceline.analysis.steps.timing import windows_of
+from paceline.analysis.steps.timing import windows_of_attempt
 from paceline.analysis.summary import summarise_rank
 from paceline.records import RunRecord
 
@@ -72,7 +72,9 @@ def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:
 
 
 def _rank_row(rank: int, runs: Sequence[RunRecord], usages: Sequence[RankUsage]) -> RankRow:
-    summaries = [summarise_rank(rank, run.steps[rank], windows_of(run), skipped=skipped_steps_of(run)) for run in runs]
+    summaries = [
+        summarise_rank(rank, run.steps[rank], windows_of_attempt(run), skipped=skipped_in_attempt(run)) for run in runs
+    ]
     converging = [summary for summary, run in zip(summaries, runs, strict=True) if divergence_of(run) is None]
     written = [run.summary for run in runs if run.summary is not None]
     entries = [entry for summary in written for entry in summary.ranks if entry.rank == rank]

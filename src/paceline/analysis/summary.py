@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.divergence import divergence_of, skipped_steps_of
+from paceline.analysis.divergence import divergence_of, skipped_in_attempt, skipped_steps_of
 from paceline.analysis.resources import RankUsage, usage
 from paceline.analysis.running_median import RunningMedian
 from paceline.analysis.steps.split import WARM_UP_STEPS
-from paceline.analysis.steps.timing import WindowTime, profiled_steps, windows_of
+from paceline.analysis.steps.timing import WindowTime, profiled_steps, windows_of_attempt
 from paceline.records.reader import RunRecord, Steps
 from paceline.records.summary import RankSummary, Split, Summary
 
@@ -147,14 +147,14 @@ def summarise(record: RunRecord) -> Summary:
     if record.summary is not None:
         return record.summary
     used = {rank.rank: rank for rank in usage(record)}
-    windows, skipped = windows_of(record), skipped_steps_of(record)
+    windows, skipped = windows_of_attempt(record), skipped_in_attempt(record)
     ranks = [
         summarise_rank(rank, steps, windows, used=used.get(rank), skipped=skipped)
         for rank, steps in sorted(record.steps.items())
     ]
     return Summary(
         strategy=record.topology.strategy,
-        steps=min((rank.steps for rank in ranks), default=0),
+        steps=record.first_step + min((rank.steps for rank in ranks), default=0),
         train_s=None,
         step_s=None,
         samples_per_s=None,
@@ -168,6 +168,6 @@ def summarise(record: RunRecord) -> Summary:
         clock=None,
         buffer_divergence=None,
         weight_divergence=None,
-        skipped_steps=len(skipped),
+        skipped_steps=len(skipped_steps_of(record)),
         divergence=divergence_of(record),
     )

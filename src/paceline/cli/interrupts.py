@@ -1,8 +1,9 @@
 """Ctrl-C handling for a whole command: it stops the measurement, but never the report of what was measured.
 
 A `CtrlCHandler` handles SIGINT from the start of a command to its end; torch's launcher does not handle it. SIGTERM, as
-sent by `kill` and Slurm, and SIGHUP, sent when a terminal is closed, have the same effect. While ranks run, torch's
-launcher handles these two, and `launch/elastic.py` raises KeyboardInterrupt.
+sent by `kill` and Slurm, SIGUSR1, which Slurm sends on request, and SIGHUP, sent when a terminal is closed, have the
+same effect. While ranks run, torch's launcher handles these three, and `launch/elastic.py` raises KeyboardInterrupt;
+the ranks of a run with checkpoints write one first (`launch/stop_signals.py`).
 
     during the measurement        raises KeyboardInterrupt, as Python does
     while that propagates         only recorded, so that ranks are stopped and displays closed completely
@@ -26,12 +27,12 @@ from paceline.errors import INTERRUPTED_EXIT_CODE
 
 REPEAT_WINDOW_S = 1.0
 """Seconds after a KeyboardInterrupt in which further presses of Ctrl-C count as the same one."""
-SIGNALS = {signal.SIGINT: b"Ctrl-C", signal.SIGTERM: b"SIGTERM", signal.SIGHUP: b"SIGHUP"}
+SIGNALS = {signal.SIGINT: b"Ctrl-C", signal.SIGTERM: b"SIGTERM", signal.SIGHUP: b"SIGHUP", signal.SIGUSR1: b"SIGUSR1"}
 """Signals that interrupt a command, with their names in messages."""
 
 
 class CtrlCHandler:
-    """Handler of Ctrl-C, SIGTERM and SIGHUP for the duration of a `with` block.
+    """Handler of Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP for the duration of a `with` block.
 
     Afterwards it installs `handler_after`, or restores the previous handlers if that is None. A signal that the process
     was started to ignore stays ignored: a shell does so with SIGINT for `&` in a script, nohup with SIGHUP.

@@ -20,7 +20,7 @@ from paceline.cli.doctor import DoctorRequest
 from paceline.cli.emulation import run_on_emulated_hosts
 from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import message_console, show_error
-from paceline.cli.options import OtherFields, PassThroughCommand, request_parser
+from paceline.cli.options import OtherFields, PassThroughCommand, request_parser, with_default_values
 from paceline.cli.report import ReportRequest
 from paceline.cli.requests import LaunchRequest, Request
 from paceline.cli.scale import ScaleRequest
@@ -106,7 +106,7 @@ def parse(arguments: Sequence[str]) -> Request | None:
     Return None if typer has answered it: `--help`, `--version` or no arguments.
     """
     try:
-        request = app(list(arguments) or ["--help"], standalone_mode=False)
+        request = app(with_default_values(arguments) or ["--help"], standalone_mode=False)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

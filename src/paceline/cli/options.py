@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli.requests import Request
+from paceline.cli.requests import LaunchRequest, Request
 from paceline.config.fields import TEXTS, field_docs, from_mapping, own_fields_first, owners, read_toml
 from paceline.config.setting import metadata_of, union_members
 
@@ -43,6 +44,20 @@ class PassThroughCommand(TyperCommand):
         super().parse_args(ctx, args[:end])
         ctx.args = args[end + 1 :]
         return args[end + 1 :]
+
+
+OPTIONAL_VALUES = {"--resume": "latest"}
+"""Options whose value may be left out, with the value that they then have."""
+
+
+def with_default_values(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line, with values for those of `OPTIONAL_VALUES` that another option follows."""
+    words: list[str] = []
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue="--"):
+        words.append(word)
+        if word in OPTIONAL_VALUES and following.startswith("-"):
+            words.append(OPTIONAL_VALUES[word])
+    return words
 
 
 def request_parser(
@@ -74,6 +89,8 @@ def request_parser(
         for name, config_type in configs.items():
             own_settings = {key: value for key, value in settings.items() if owner.get(key) is config_type}
             values[name] = from_mapping(config_type, own_settings)
+        if issubclass(request_type, LaunchRequest):
+            values["given"] = frozenset(settings)
         return request_type(**values, **other_fields(context))
 
     parse_options.__doc__ = request_type.__doc__

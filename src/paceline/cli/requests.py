@@ -60,12 +60,19 @@ class LaunchRequest(Request):
     launch: LaunchConfig
     out: Annotated[Path | None, typer.Option(help="Folder for the records [default: a new one under runs/].")] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """Settings that the command line or the TOML file gives; all others have their defaults."""
 
     @property
     def configs(self) -> tuple[Any, ...]:
         """All configs of the request."""
         values = (getattr(self, own.name) for own in fields(self))
         return tuple(value for value in values if is_dataclass(value))
+
+    @property
+    def words_to_go_on(self) -> tuple[str, ...]:
+        """Words that make the command go on in its folder, or begin; none if it does so anyway."""
+        return ()
 
     def on_emulated_host(self, host: EmulationInfo) -> Self:
         """Return the request that one host of an emulation carries out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from paceline.cli.messages import message_console, print_json
 from paceline.cli.requests import LaunchRequest, Request
 from paceline.errors import UsageError
 from paceline.formatting import plural
-from paceline.launch.slurm.sbatch import JOB_ID, BatchJob, find_log, submit_job
+from paceline.launch.slurm.sbatch import JOB_ID, BatchJob, Requeue, find_log, submit_job
 
 SHORT_OPTIONS = {"-A": "--account", "-c": "--cpus-per-task", "-N": "--nodes", "-n": "--ntasks", "-o": "--output"}
 SHORT_OPTIONS |= {"-p": "--partition", "-t": "--time"}
@@ -92,6 +93,14 @@ class SubmitRequest(Request):
     output: Annotated[str | None, typer.Option(help="Log file of the job [default: slurm-%j.out in this folder].")] = (
         None
     )
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue",
+            help="Start the job again after preemption, the loss of a host or its time limit; the command goes on. "
+            "A run of train needs --checkpoint-every for that.",
+        ),
+    ] = False
     script: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the job script to this file.")] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the job script; works without Slurm.")] = False
     as_json: Annotated[
@@ -150,6 +159,9 @@ def make_job(command: LaunchRequest, options: SubmitRequest) -> BatchJob:
         output=options.output or "",
         records=str(command.out or _records_folder(command)),
         add_out_option=not command.out,
+        requeue=Requeue(grace_s=math.ceil(command.launch.grace), arguments=command.words_to_go_on)
+        if options.requeue
+        else None,
     )
 
 

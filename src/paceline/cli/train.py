@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -12,7 +13,7 @@ from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, display_console, message_printer, print_json
 from paceline.cli.record_output import run_with_display
 from paceline.cli.requests import LaunchRequest
-from paceline.errors import DivergenceError, PacelineError
+from paceline.errors import CheckpointError, DivergenceError, PacelineError, PreemptedError
 
 if TYPE_CHECKING:
     from paceline.records import RunRecord
@@ -22,21 +23,45 @@ if TYPE_CHECKING:
 class TrainRequest(LaunchRequest):
     """Train a workload under one strategy and write a record.
 
-    Prints a summary at the end. Ctrl-C stops the run and keeps the record so far.
+    Prints a summary at the end. Ctrl-C stops the run and keeps the record so far. With --checkpoint-every it can be
+    resumed from its newest checkpoint.
     """
 
     command: ClassVar[str] = "train"
 
     out: Annotated[Path | None, typer.Option(help="Folder for the record [default: a new one under runs/].")] = None
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[latest|auto|PATH]",
+            help="Go on from the newest checkpoint in --out, or of the last run under runs/ (latest, also without a "
+            "value); the same, but begin if there is none (auto); or from a checkpoint or a run's folder (PATH). "
+            "Settings are those of the checkpoint, unless given.",
+        ),
+    ] = None
+
+    @property
+    def words_to_go_on(self) -> tuple[str, ...]:
+        return ("--resume", "auto") if self.resume is None else ()
 
     def carry_out(self) -> int:
         """Train, then print the summary."""
+        from paceline.experiments.resume import prepare_resume
         from paceline.experiments.train import train
+        from paceline.launch.rank_assignment import find_launcher_process
         from paceline.records import read_run
         from paceline.report.live.run import LiveRun
 
         messages = display_console()
         notify = message_printer(messages)
+        config, launch, out, resume = self.run, self.launch, self.out, None
+        if self.resume is not None:
+            resumed = prepare_resume(self.run, self.resume, self.out, self.given, notify)
+            if resumed is not None:
+                config, out, resume = resumed.config, resumed.out, resumed.path
+                launcher = find_launcher_process(launch, os.environ)
+                if not self.given & {"ranks", "ranks_per_host"} and launcher.launchers == 1 and launcher.ranks is None:
+                    launch = replace(launch, ranks=resumed.ranks or launch.ranks)
         failure: PacelineError | None = None
         displays: list[LiveRun] = []
 
@@ -47,9 +72,9 @@ class TrainRequest(LaunchRequest):
         with CtrlCHandler() as ctrl_c:
             try:
                 record = run_with_display(
-                    lambda follow: train(self.run, self.launch, self.out, follow, notify), show, ctrl_c, notify
+                    lambda follow: train(config, launch, out, follow, notify, resume), show, ctrl_c, notify
                 )
-            except DivergenceError as error:  # The record has what was trained until then.
+            except (CheckpointError, DivergenceError, PreemptedError) as error:  # The record has what was trained.
                 failure, record = (
                     error,
                     read_run(displays[0].folder) if displays else None,
@@ -57,7 +82,7 @@ class TrainRequest(LaunchRequest):
             if record is not None:
                 for warning in _warnings(record):
                     notify(f"warning: {warning}")
-                trace_error = _print_summary(record, as_json=self.as_json, trace=self.run.trace)
+                trace_error = _print_summary(record, as_json=self.as_json, trace=config.trace)
                 failure = failure or trace_error
         if failure is not None:  # Raised last: the summary does not need the trace.
             raise failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -18,3 +18,22 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
     elif isinstance(values, list | tuple):
         for value in values:
             yield from tensors_in(value)
+
+
+def map_tensors(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested dicts, lists and tuples with each tensor replaced; other values are kept as they are."""
+    if isinstance(values, Tensor):
+        return function(values)
+    if isinstance(values, dict):
+        return {key: map_tensors(value, function) for key, value in values.items()}
+    if type(values) in (list, tuple):
+        return type(values)(map_tensors(value, function) for value in values)
+    return values
+
+
+def memory_key(tensor: Tensor) -> Any:
+    """Return a key that is equal for tensors that are one and the same view of the same memory."""
+    if tensor.numel() == 0:  # It has no memory to share.
+        return id(tensor)
+    place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+    return (*place, tuple(tensor.shape), tensor.stride())

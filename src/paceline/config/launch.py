@@ -6,12 +6,14 @@ import os
 from dataclasses import dataclass, replace
 
 from paceline.config.emulation import EmulationInfo, parse_hosts
-from paceline.config.setting import POSITIVE, Bound, check_values, option_name, setting
+from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, option_name, setting
 from paceline.errors import UsageError
 from paceline.formatting import short
 
 DEFAULT_CPU_RANKS = 2
 """Ranks on a real host without a GPU, unless the user gives a number: enough to measure synchronisation."""
+EXPERIMENTS: tuple[CommandName, ...] = ("compare", "scale", "batch", "doctor")
+"""Commands that leave out or report what fails, and write no checkpoints."""
 CORES = Bound("from 0.01 to 1024 cores", lambda value: 0.01 <= value <= 1024)
 
 
@@ -39,10 +41,19 @@ class LaunchConfig:
     root."""
     host_cpus: float | None = setting(None, bound=CORES)
     """Cores that the ranks of each emulated host share, for example 0.5 [default: no limit]."""
+    max_restarts: int = setting(0, bound=NOT_NEGATIVE, unused_by=EXPERIMENTS)
+    """Start all ranks again, up to this many times, if a rank fails or is killed. The run goes on from its newest
+    checkpoint, or from its beginning if there is none."""
+    min_hosts: int | None = setting(None, bound=POSITIVE, unused_by=EXPERIMENTS)
+    """Fewest hosts to go on with if others are lost; the global batch stays. Needs --max-restarts and --ranks-per-host
+    [default: all hosts]."""
+    grace: float = setting(30.0, bound=POSITIVE, unused_by=EXPERIMENTS)
+    """Seconds in which the ranks of a run with checkpoints can write one and end after SIGTERM or SIGUSR1."""
 
     def __post_init__(self) -> None:
         check_values(self)
         self._check_emulation()
+        self._check_restarts()
         if not 0 <= self.node_rank < self.hosts:
             raise UsageError(
                 f"--node-rank {self.node_rank} is not one of {self.hosts} hosts.",
@@ -58,6 +69,20 @@ class LaunchConfig:
             raise UsageError(
                 f"--ranks {self.ranks} is not {self.hosts} hosts × --ranks-per-host {self.ranks_per_host}.",
                 hint="give one of the two",
+            )
+
+    def _check_restarts(self) -> None:
+        if self.min_hosts is None:
+            return
+        if not self.max_restarts:
+            raise UsageError(
+                f"--min-hosts {self.min_hosts} was given without --max-restarts.",
+                hint="say how often the run may start again, as in --max-restarts 3",
+            )
+        if self.ranks_per_host is None:
+            raise UsageError(
+                f"--min-hosts {self.min_hosts} was given without --ranks-per-host.",
+                hint="fewer hosts mean fewer ranks: give the ranks of each host with --ranks-per-host",
             )
 
     def _check_emulation(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.checkpoint_interval import CheckpointInterval
+from paceline.config.launch import LaunchConfig
 from paceline.config.recipe import SHARE, OptimizerName, Precision, ScaleRule, ScheduleName
 from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, select, setting
 from paceline.config.slow_ranks import parse_slow_ranks
@@ -15,6 +17,8 @@ Backend = Literal["auto", "gloo", "nccl"]
 BatchNormMode = Literal["broadcast", "local", "sync"]
 ReplicaGuardMode = Literal["stop", "warn", "off"]
 OnNan = Literal["stop", "skip"]
+CheckpointMode = Literal["off", "sync", "async"]
+OnCheckpointError = Literal["continue", "stop"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
@@ -23,6 +27,7 @@ MOST_PROFILED_STEPS = 50
 """Most steps to profile: each produces thousands of events, which stay in memory until they are aggregated."""
 SEEDS = Bound("from 0 to 2^40", lambda value: 0 <= value < 2**40)
 CHANGES_NOTHING = "it changes nothing that is measured"
+SAFETENSORS_SUFFIX = ".safetensors"
 EPOCH = "epoch"
 """Value of `eval_every` for an evaluation after each epoch."""
 
@@ -154,6 +159,32 @@ class RunConfig:
     )
     """Also test the synchronised weights while training: after every N steps, or after every epoch (epoch). It changes
     neither the weights nor step times, since evaluations are between the timed windows."""
+    checkpoint_every: str = setting(
+        "", compared=False, in_next_command=False, may_change=True, numbers=True, unused_by=("doctor",)
+    )
+    """Write a checkpoint after every N steps (100), after so much training time (30s, 10m, 1h), or after every epoch
+    (epoch), and at the end of the run."""
+    checkpoint: CheckpointMode | None = setting(None, in_next_command=False, unused_by=("doctor",))
+    """Way of writing checkpoints: sync waits until they are on disk, async goes on training meanwhile, off writes none
+    [default: async with --checkpoint-every, else off]."""
+    keep: int = setting(
+        2, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, in_next_command=False, may_change=True
+    )
+    """Number of checkpoints to keep: the latest ones. The best by test accuracy is kept in addition."""
+    on_checkpoint_error: OnCheckpointError = setting(
+        "continue", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, may_change=True, unused_by=("doctor",)
+    )
+    """If a checkpoint cannot be written, for example because the disk is full: go on training with a warning, or
+    stop."""
+    save: str = setting(
+        "",
+        fixed=CHANGES_NOTHING,
+        compared=False,
+        in_next_command=False,
+        may_change=True,
+        unused_by=("compare", "scale", "batch", "doctor"),
+    )
+    """File to write the final weights to, as in model.safetensors; it depends on the weights alone."""
     tensorboard: bool = setting(
         False,
         fixed=CHANGES_NOTHING,
@@ -189,6 +220,7 @@ class RunConfig:
             )
         self._check_profile()
         self._check_evaluation()
+        self._check_checkpoints()
         _ = self.slowed
 
     @property
@@ -245,6 +277,28 @@ class RunConfig:
                 hint="leave --no-evaluate out, to test while training and at the end; or leave --eval-every out",
             )
 
+    @property
+    def checkpoint_mode(self) -> CheckpointMode:
+        """Way of writing checkpoints; `off` if there are none."""
+        return self.checkpoint or ("async" if self.checkpoint_every else "off")
+
+    @property
+    def checkpoint_interval(self) -> CheckpointInterval | None:
+        """Time between two checkpoints; None if none are written."""
+        if self.checkpoint_mode == "off":
+            return None
+        return CheckpointInterval.parse(self.checkpoint_every, "--checkpoint-every")
+
+    def _check_checkpoints(self) -> None:
+        if self.checkpoint in ("sync", "async") and not self.checkpoint_every:
+            raise UsageError(
+                f"--checkpoint {self.checkpoint} was given without --checkpoint-every.",
+                hint="say how often to write one: --checkpoint-every 100 (steps), 30s, or epoch",
+            )
+        _ = self.checkpoint_interval
+        if self.save and not self.save.endswith(SAFETENSORS_SUFFIX):
+            raise UsageError(f"--save is {self.save!r}.", hint=f"name a file that ends with {SAFETENSORS_SUFFIX}")
+
     def global_batch(self, workers: int) -> int:
         """Return the samples per step over all workers; raise if a worker or a micro-batch would get none."""
         batch = self.batch or (self.batch_per_rank or 0) * workers or 256
@@ -264,8 +318,10 @@ EXAMINED_SETTINGS = select(RunConfig, lambda metadata: "doctor" not in metadata.
 
 
 def settings_unused_by(command: CommandName) -> frozenset[str]:
-    """Return the settings of a run that a command has no use for."""
-    return frozenset(select(RunConfig, lambda metadata: command in metadata.unused_by))
+    """Return the settings of a run and of a launch that a command has no use for."""
+    return frozenset(
+        name for kind in (RunConfig, LaunchConfig) for name in select(kind, lambda found: command in found.unused_by)
+    )
 
 
 def step_range(text: str, option: str) -> range:

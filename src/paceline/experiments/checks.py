@@ -19,6 +19,7 @@ from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.config.specs import Spec, split_list
 from paceline.errors import UsageError
+from paceline.formatting import plural
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, ServesParameters
 from paceline.strategies.base.scaling import why_no_scaler
@@ -45,6 +46,11 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProc
         else launcher.local_size
     )
     shape = Shape(launcher.hosts, local_ranks)
+    if (launch.min_hosts or 0) > shape.hosts:
+        raise UsageError(
+            f"--min-hosts is {launch.min_hosts}, but the launch has {plural(shape.hosts, 'host')}.",
+            hint="it is the fewest hosts to go on with: give fewer, or leave it out",
+        )
     check_strategy(config, strategy, shape.ranks)
     check_slowed(config, strategy, shape.ranks)
     if config.backend == "nccl" and local_ranks > gpus and launcher.ranks is None:
@@ -53,6 +59,19 @@ def choose_shape(config: RunConfig, launch: LaunchConfig, launcher: LauncherProc
             hint=f"use --ranks {gpus} or --backend gloo" if gpus else "use --backend gloo",
         )
     return shape
+
+
+def config_on_fewer_hosts(config: RunConfig, first: Shape, shape: Shape) -> RunConfig:
+    """Return the config of a run that goes on with fewer hosts than it began with; its global batch stays.
+
+    Raise if the run cannot have as few ranks.
+    """
+    strategy = create(config.strategy, allow_unused=config.allow_unused)
+    batch = config.global_batch(strategy.roles(first.ranks).count(Role.WORKER))
+    config = dataclasses.replace(config, batch=batch, batch_per_rank=None)
+    check_strategy(config, strategy, shape.ranks)
+    check_slowed(config, strategy, shape.ranks)
+    return config
 
 
 def check_length(steps: Iterable[int | None], default: int) -> None:

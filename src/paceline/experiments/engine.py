@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.remaining_time import Part, PartKind, TimeEstimator
 from paceline.config import RunConfig
-from paceline.errors import DataError, DivergenceError, LaunchError, PacelineError, RankError
+from paceline.errors import DataError, DivergenceError, LaunchError, PacelineError, RankError, RecordError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.doctor import examine
 from paceline.experiments.estimate import RUN_S, launch_part
@@ -43,7 +44,7 @@ from paceline.records.examination import Examination, has_examination, write_exa
 from paceline.records.experiment import Design, EarlierParts, ExperimentFolder
 from paceline.records.parity import Parity
 from paceline.records.provenance import command_line
-from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, READY_FILE
+from paceline.records.schema import CHECKPOINTS_FOLDER, EVENTS_FILE, FINISHED_FILE, READY_FILE
 from paceline.strategies.registry import create
 
 Item = TypeVar("Item")
@@ -361,7 +362,7 @@ class Experiment(ABC):
             try:
                 self.launch(task, stage, folder, runs, oracle)
                 return
-            except (DataError, LaunchError):
+            except (DataError, LaunchError, RecordError):  # No candidate is the cause.
                 raise
             except PacelineError as error:
                 failed = _failed_index(error, runs)
@@ -394,8 +395,12 @@ class Experiment(ABC):
             [Part(part[1], run.name) for run in runs],
             lambda: _boundaries(job_folder.path, [run.folder for run in runs]),
         )
-        with self.display.launch(stage, runs, config.steps), timed:
-            self.leader.run(job, shape)
+        try:
+            with self.display.launch(stage, runs, config.steps), timed:
+                self.leader.run(job, shape)
+        finally:  # An experiment measures what checkpoints cost, and has no use for them.
+            for run in runs:
+                shutil.rmtree(run.folder / CHECKPOINTS_FOLDER, ignore_errors=True)
 
     def _fail(self, candidate_config: CandidateConfig, stage: str, error: PacelineError) -> None:
         name = candidate_config.candidate.name

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,21 +28,36 @@ FollowRun = Callable[[Path], AbstractContextManager[Any]]
 
 
 def train(
-    config: RunConfig, launch: LaunchConfig, out: Path | None, follow: FollowRun, notify: Notify
+    config: RunConfig,
+    launch: LaunchConfig,
+    out: Path | None,
+    follow: FollowRun,
+    notify: Notify,
+    resume: Path | None = None,
 ) -> RunRecord | None:
-    """Train and return the record; None on all launcher processes but the leader."""
+    """Train and return the record; None on all launcher processes but the leader.
+
+    With `resume`, the run goes on from that checkpoint, or from the newest one of that folder, in the folder `out`.
+    """
     check_names(config)
 
+    from paceline.experiments.checks import config_on_fewer_hosts
     from paceline.launch.job import Job
+    from paceline.launch.restarts import RestartingLeader
 
     leader, shape = join_for_run("train", config, launch, notify)
     if leader is None:
         return None
     with leader:
-        folder = RunFolder.create(out or new_folder(config))
+        folder = RunFolder.create(out or new_folder(config)) if resume is None else RunFolder.open(out or resume)
         job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
+        if resume is not None:
+            # An error file of an earlier attempt must not explain a failure of this one.
+            own = folder.next_attempt() if folder.has_run_file else folder
+            job = replace(job, resume=str(resume), folder=own)
         with follow(folder.path):
-            leader.run(job, shape)
+            on_fewer_hosts = functools.partial(config_on_fewer_hosts, config, shape)
+            RestartingLeader(leader, launch, on_fewer_hosts, notify).run(job, shape)
     return read_run(folder.path)
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import psutil
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -26,13 +26,15 @@ from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
 from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, RANKS_ON_CORES
 from paceline.launch.rendezvous import FailureCheck
+from paceline.launch.stop_signals import STOP_REQUESTS, GracefulStop
 from paceline.measure.cores import threads_per_rank
 
 STOP_GRACE_S = 3.0
 """Seconds in which ranks can detect by themselves that ranks on other hosts failed, and report an error."""
 POLL_S = 0.2
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup, and those that
+`GracefulStop` handles.
 
 Ctrl-C is not one of them: the command handles it. Its KeyboardInterrupt passes through torch's launcher, which then
 stops the ranks.
@@ -47,15 +49,16 @@ def start_ranks(
     store: Store | None,
     threads: int | None,
     remote_failed: FailureCheck,
+    stop: GracefulStop | None = None,
 ) -> dict[int, int]:
     """Start the ranks of a range and wait for all of them.
 
     Return the exit codes of the ranks that failed, by rank; a negative code is the number of a signal. `store` is the
     store of the job on the launcher of rank 0, which opened it, and None on all others, which connect to it.
-    `remote_failed` returns whether ranks of another launcher failed.
+    `remote_failed` returns whether ranks of another launcher failed, and how long these ranks may go on.
+    With `stop`, the ranks can end in order when a signal asks them to.
     """
     _silence_elastic()
-    rendezvous.register(store, remote_failed)
     elastic = ElasticConfig(
         min_nodes=rank_range.group_world_size,
         max_nodes=rank_range.group_world_size,
@@ -68,7 +71,9 @@ def start_ranks(
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle=",".join(
-            number.name for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+            number.name
+            for number in _STOP_SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN and (stop is None or number not in STOP_REQUESTS)
         ),
     )
     environment = {
@@ -80,13 +85,17 @@ def start_ranks(
     children_before = set(psutil.Process().children())
     try:
         with (
+            rendezvous.registered(store, remote_failed),
             _environment(environment),
             _restored_signal_handlers(),
             stopped_log_tails(),
             _stop_ranks_on_remote_failure(remote_failed),
+            nullcontext() if stop is None else stop.handling(terminate_ranks),
         ):
             elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
     except ChildFailedError as error:
+        if stop is not None and stop.expired:
+            raise KeyboardInterrupt from None
         return {rank_range.first_rank + failure.local_rank: failure.exitcode for failure in error.failures.values()}
     except KeyboardInterrupt:
         _kill_children_since(children_before)
@@ -118,19 +127,24 @@ def _silence_elastic() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def terminate_ranks() -> None:
+    """Send SIGTERM to the ranks of this launcher; torch's launcher then reports them as failed."""
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+
+
 @contextmanager
 def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]:
-    """Stop this launcher's ranks `STOP_GRACE_S` after a remote failure, since they may wait for the failed ranks."""
+    """Stop this launcher's ranks some time after a remote failure, since they may wait for the failed ranks."""
     done = threading.Event()
 
     def watch() -> None:
-        while not remote_failed():
+        while (grace_s := remote_failed()) is None:
             if done.wait(POLL_S):
                 return
-        if not done.wait(STOP_GRACE_S):
-            for process in psutil.Process().children():
-                with suppress(psutil.NoSuchProcess):
-                    process.terminate()
+        if not done.wait(grace_s):
+            terminate_ranks()
 
     watcher = threading.Thread(target=watch, daemon=True, name="paceline-failure-watch")
     watcher.start()
@@ -138,7 +152,7 @@ def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]
         yield
     finally:
         done.set()
-        watcher.join()
+        watcher.join(STOP_GRACE_S)  # It blocks in the store if the link to host 0 is cut.
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from paceline.launch.native_crash import (
 from paceline.records import RunFolder
 from paceline.records.decoder import read_model
 from paceline.records.failure import ErrorInfo, RankFailure
+from paceline.records.growing_file import disk_is_full
 from paceline.records.writer import write_json
 
 _WRAPPER = "'DistributedDataParallel' object"
@@ -42,6 +43,8 @@ _MEMORY_PHRASES = (
 )
 """Parts of other messages that mean a lack of memory."""
 _SMALLER_BATCH_HINT = "use a smaller batch, --accumulate, or more ranks; "
+FULL_DISK_EXIT_CODE = 74
+"""Exit code of a rank that could not write its error file because the disk is full: EX_IOERR of sysexits.h."""
 _CAUSES_OF_SIGNALS = {
     signal.SIGSEGV: "native code accessed memory that it must not access: a bug in an extension, or in a library; ",
     signal.SIGBUS: "native code accessed memory that does not exist: shared memory (/dev/shm) or a disk may be full; ",
@@ -53,7 +56,10 @@ _CAUSES_OF_SIGNALS = {
 
 
 def record_failure(error: BaseException, rank: int, file: Path, run: int | None = None) -> None:
-    """Write why this rank failed, and in which run of the job, to its error file."""
+    """Write why this rank failed, and in which run of the job, to its error file.
+
+    Raise `RecordError` if the disk is full.
+    """
     known = isinstance(error, PacelineError)
     failure = RankFailure(
         rank=rank,
@@ -102,6 +108,8 @@ def _root_cause(
     killed = [rank for rank, code in sorted(exit_codes.items()) if code < 0 and -code != signal.SIGTERM]
     if killed:
         return _killed_error(killed[0], -exit_codes[killed[0]], folder, failures)
+    if FULL_DISK_EXIT_CODE in exit_codes.values():
+        return disk_is_full(folder.path)
     if not failures:
         rank, code = min(exit_codes.items())
         return RankError(f"rank {rank} ended with exit code {code}.", hint=_log_hint(rank, folder))

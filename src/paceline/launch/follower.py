@@ -13,15 +13,17 @@ import msgspec
 
 from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
-from paceline.launch.elastic import start_ranks
+from paceline.launch.elastic import STOP_GRACE_S, start_ranks, terminate_ranks
 from paceline.launch.failures import error_from_info, error_to_info
 from paceline.launch.heartbeat import send_heartbeats
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherProcess, RankRange
+from paceline.launch.stop_signals import GracefulStop
 from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.records.failure import ErrorInfo
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
 
+RESUME_HINT = "the run ends with host 0; start the command on all hosts with --resume to go on from its checkpoint"
 END = "end"
 """Key of the leader's `LaunchEnd`: there are no more jobs."""
 
@@ -75,6 +77,11 @@ def failed_key(number: int) -> str:
     return f"failed-{number}"
 
 
+def stop_key(number: int) -> str:
+    """Return the key that a follower posts when a signal asks it to stop the ranks of a job."""
+    return f"stop-{number}"
+
+
 def outcome_key(number: int, launcher: int) -> str:
     """Return the key of a follower's report on its ranks of a job."""
     return f"outcome-{number}-{launcher}"
@@ -92,7 +99,7 @@ def finished_key(launcher: int) -> str:
 
 def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfig) -> None:
     """Run this launcher's ranks of every job until the leader posts `END`."""
-    with send_heartbeats(channel, launcher.number):
+    with send_heartbeats(channel, launcher.number, terminate_ranks):
         number = 1
         while _wait_for_job(channel, number):
             posted = channel.read(job_key(number), PostedJob)
@@ -120,13 +127,21 @@ def _run_job(
     codes: dict[int, int] = {}
     failure: ErrorInfo | None = None
 
-    def remote_failed() -> bool:
+    def remote_failed() -> float | None:
         try:
-            return channel.has(failed_key(number)) or channel.has(END)
+            return STOP_GRACE_S if channel.has(failed_key(number)) or channel.has(END) else None
         except LaunchError:  # The leader has ended, and its ranks with it.
-            return True
+            return STOP_GRACE_S
 
     with _writable_folders(Job.from_json(posted.job), shared=shared) as (job, root):
+        if job.stops_on_request:
+            channel.lost_hint = RESUME_HINT
+        stop = GracefulStop(
+            request=lambda: channel.post(stop_key(number), rank_range.launcher),
+            is_requested_elsewhere=lambda: False,  # The leader ends all ranks.
+            grace_s=launch.grace,
+            notify=lambda _: None,
+        )
         try:
             codes = start_ranks(
                 job,
@@ -135,6 +150,7 @@ def _run_job(
                 store=None,
                 threads=launch.threads,
                 remote_failed=remote_failed,
+                stop=stop if job.stops_on_request else None,
             )
         except PacelineError as error:
             failure = error_to_info(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 
 from paceline.errors import LaunchError
@@ -13,20 +13,37 @@ from paceline.launch.store_channel import StoreChannel
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 12.0
 """Seconds without a heartbeat after which a follower counts as lost; long enough for a busy machine."""
+LOST_AFTER_FAILURE_S = 4.0
+"""The same once ranks have failed: they probably lost their peers on that host."""
 
 
 @contextmanager
-def send_heartbeats(channel: StoreChannel, launcher: int) -> Iterator[None]:
-    """Send heartbeats for the duration of a `with` block; report an abort if an exception leaves the block."""
+def send_heartbeats(channel: StoreChannel, launcher: int, on_silence: Callable[[], None]) -> Iterator[None]:
+    """Send heartbeats for the duration of a `with` block; report an abort if an exception leaves the block.
+
+    If the leader does not answer for `LOST_AFTER_S`, the channel is given up, and `on_silence` is called. A call of the
+    store blocks for minutes if the link is cut, so threads that may block send heartbeats and use the channel.
+    """
     done = threading.Event()
+    answered = [time.monotonic()]
 
     def beat() -> None:
         with suppress(LaunchError):  # The connection to the leader is lost; the main thread raises the error.
             while not done.wait(HEARTBEAT_S):
                 channel.add(_heartbeat_key(launcher), 1)
+                answered[0] = time.monotonic()
 
-    thread = threading.Thread(target=beat, daemon=True, name="paceline-heartbeat")
-    thread.start()
+    def watch() -> None:
+        while not done.wait(HEARTBEAT_S):
+            if time.monotonic() > answered[0] + LOST_AFTER_S:
+                channel.give_up(LOST_AFTER_S)
+                on_silence()
+                return
+
+    threads = [threading.Thread(target=beat, daemon=True, name="paceline-heartbeat")]
+    threads.append(threading.Thread(target=watch, daemon=True, name="paceline-leader-watch"))
+    for thread in threads:
+        thread.start()
     try:
         yield
     except BaseException:
@@ -35,7 +52,8 @@ def send_heartbeats(channel: StoreChannel, launcher: int) -> Iterator[None]:
         raise
     finally:
         done.set()
-        thread.join()
+        for thread in threads:
+            thread.join(HEARTBEAT_S)
 
 
 class HeartbeatMonitor:
@@ -47,8 +65,9 @@ class HeartbeatMonitor:
         self._last_beats = {launcher: (0, time.monotonic()) for launcher in launchers}
         self._checked_at_s = 0.0
 
-    def lost(self) -> set[int]:
-        """Return the launchers that aborted or sent no heartbeat for `LOST_AFTER_S`."""
+    def lost(self, *, after_failure: bool = False) -> set[int]:
+        """Return the launchers that aborted or sent no heartbeat for a time, which is shorter after a failure."""
+        limit_s = LOST_AFTER_FAILURE_S if after_failure else LOST_AFTER_S
         now = time.monotonic()
         if now - self._checked_at_s < HEARTBEAT_S / 4:  # Callers poll faster than heartbeats arrive.
             return self._lost
@@ -57,9 +76,15 @@ class HeartbeatMonitor:
             found = self._channel.add(_heartbeat_key(launcher), 0)
             if found != count:
                 self._last_beats[launcher] = found, now
-            elif now - since > LOST_AFTER_S or self._channel.has(_aborted_key(launcher)):
+            elif now - since > limit_s or self._channel.has(_aborted_key(launcher)):
                 self._lost.add(launcher)
         return self._lost
+
+    def forget(self, launchers: Set[int]) -> None:
+        """Stop watching launchers, which the launch goes on without."""
+        self._lost -= launchers
+        for launcher in launchers:
+            self._last_beats.pop(launcher, None)
 
 
 def _heartbeat_key(launcher: int) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 from paceline.config import RunConfig, Script
 from paceline.launch.messages import from_text, to_text
 from paceline.records import RunFolder
+from paceline.records.growing_file import full_disk_error
 from paceline.records.provenance import command_line
 
 JOB_FILE = "job.json"
@@ -35,6 +36,10 @@ class Job:
     """Seconds after which a rank that waits for others fails."""
     iface: str | None = None
     threads: int | None = None
+    stops_on_request: bool = False
+    """Whether its ranks write a checkpoint and end when the launcher asks them to."""
+    resume: str = ""
+    """Folder of the run whose newest valid checkpoint the ranks go on from; empty for a run that starts."""
     command: str = ""
     """Command line of the user."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -57,6 +62,7 @@ class Job:
             folder=folder,
             runs=((config, folder),),
             timeout=config.timeout,
+            stops_on_request=config.checkpoint_mode != "off",
             iface=iface,
             threads=threads,
             command=command_line(),
@@ -65,11 +71,24 @@ class Job:
     def with_paths(self, replace_path: Callable[[Path], Path]) -> Job:
         """Return the same job with each folder's path replaced by `replace_path(path)`."""
         runs = tuple((config, RunFolder(replace_path(folder.path))) for config, folder in self.runs)
-        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs)
+        resume = str(replace_path(Path(self.resume))) if self.resume else ""
+        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs, resume=resume)
+
+    def restarted(self, config: RunConfig) -> Job:
+        """Return the next attempt at this job of one run, with its own logs; it goes on from the run's checkpoints."""
+        ((_, run),) = self.runs
+        return replace(
+            self,
+            folder=run.next_attempt(),
+            runs=((config, run),),
+            resume=str(run.path),
+            identity=uuid.uuid4().hex,
+        )
 
     def write(self) -> Path:
         """Write the job to its file, and return the file."""
-        self.file.write_text(self.to_json())
+        with full_disk_error(self.file):
+            self.file.write_text(self.to_json())
         return self.file
 
     def to_json(self) -> str:

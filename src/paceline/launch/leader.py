@@ -19,12 +19,13 @@ from typing import Any
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.comm.network import LOOPBACK, source_address
+from paceline.comm.stop_request import request_stop
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, PacelineError
 from paceline.formatting import short_seconds
 from paceline.launch import rendezvous
 from paceline.launch.control_store import open_channel
-from paceline.launch.elastic import start_ranks
+from paceline.launch.elastic import STOP_GRACE_S, start_ranks
 from paceline.launch.failures import error_from_info, find_root_cause
 from paceline.launch.follower import (
     END,
@@ -37,12 +38,14 @@ from paceline.launch.follower import (
     follow,
     job_key,
     outcome_key,
+    stop_key,
 )
 from paceline.launch.handshake import own_launcher_info, run_handshake
 from paceline.launch.heartbeat import HeartbeatMonitor
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, Notify, RankRange, Shape
 from paceline.launch.rank_assignment import assign_ranks
+from paceline.launch.stop_signals import GracefulStop
 from paceline.launch.store_channel import StoreChannel
 from paceline.records.schema import FINISHED_FILE
 
@@ -61,12 +64,18 @@ class Leader:
     launcher_infos: list[LauncherInfo]
     channel: StoreChannel | None
     """Channel to the followers; None if there are none."""
+    notify: Notify
     jobs: int = 0
     """Number of jobs started so far."""
+    stop_requested: bool = False
+    """Whether a signal asked the ranks of the last job to stop."""
 
     def __post_init__(self) -> None:
-        followers = [launcher_info.launcher for launcher_info in self.launcher_infos[1:]]
-        self._heartbeats = None if self.channel is None else HeartbeatMonitor(self.channel, followers)
+        self._heartbeats = None if self.channel is None else HeartbeatMonitor(self.channel, self._followers)
+
+    @property
+    def _followers(self) -> list[int]:
+        return [launcher_info.launcher for launcher_info in self.launcher_infos[1:]]
 
     def run(self, job: Job, shape: Shape) -> None:
         """Start a job's ranks on the first hosts, and wait for all of them. Raise the root cause if ranks failed."""
@@ -89,9 +98,26 @@ class Leader:
             others, reason = self._wait_for_outcome(rank_range, job, failed=bool(codes or failure))
             codes |= others
             failure = reason or failure  # A launcher that could not start its ranks is why the others failed.
-        if (codes or failure) and not _all_finished(job):
-            self._check_followers()
+        # Ranks that stop on request end without an exit code, since torch's launcher would end the others at once.
+        ended_early = codes or failure or any(job.folder.error_file(rank).exists() for rank in range(shape.ranks))
+        if ended_early and not _all_finished(job):
+            self._check_followers(after_failure=True)
             raise failure or find_root_cause(codes, job.folder, range(shape.ranks))
+
+    @property
+    def lost_hosts(self) -> list[LauncherInfo]:
+        """Launchers of hosts that do not answer; a host counts as lost with one of its launchers."""
+        lost = set() if self._heartbeats is None else self._heartbeats.lost()
+        nodes = {launcher_info.node for launcher_info in self.launcher_infos if launcher_info.launcher in lost}
+        return [launcher_info for launcher_info in self.launcher_infos if launcher_info.node in nodes]
+
+    def drop_lost_hosts(self) -> int:
+        """Go on without the hosts that do not answer; return the number of those left."""
+        dropped = {launcher_info.launcher for launcher_info in self.lost_hosts}
+        self.launcher_infos = [info for info in self.launcher_infos if info.launcher not in dropped]
+        if self._heartbeats is not None:
+            self._heartbeats.forget(dropped)
+        return len({launcher_info.node for launcher_info in self.launcher_infos})
 
     def __enter__(self) -> Leader:
         return self
@@ -105,8 +131,9 @@ class Leader:
         with contextlib.suppress(LaunchError):
             self.channel.post(END, LaunchEnd.of(error))
             deadline = time.monotonic() + FOLLOWERS_FINISH_S
-            for launcher_info in self.launcher_infos[1:]:
-                self.channel.wait(finished_key(launcher_info.launcher), within_s=deadline - time.monotonic())
+            lost = set() if self._heartbeats is None else self._heartbeats.lost()
+            for follower in sorted({*self._followers} - lost):
+                self.channel.wait(finished_key(follower), within_s=deadline - time.monotonic())
 
     def _rendezvous_address(self, rank_ranges: Sequence[RankRange]) -> tuple[str, int]:
         """Return the address and port (0: any) for a job's rendezvous.
@@ -116,14 +143,14 @@ class Leader:
         """
         if self.channel is None:
             return rendezvous.parse_master(self.launcher.master) if self.launcher.master else (LOOPBACK, 0)
-        others = [
-            self.launcher_infos[rank_range.launcher]
-            for rank_range in rank_ranges
-            if self.launcher_infos[rank_range.launcher].network != self.launcher_infos[0].network
-        ]
+        infos = [self._info(rank_range.launcher) for rank_range in rank_ranges]
+        others = [info for info in infos if info.network != self.launcher_infos[0].network]
         if others:
             return source_address(others[0].address), 0
         return self.launcher_infos[0].address if len(rank_ranges) > 1 else LOOPBACK, 0
+
+    def _info(self, launcher: int) -> LauncherInfo:
+        return next(info for info in self.launcher_infos if info.launcher == launcher)
 
     def _start_own_ranks(
         self, job: Job, rank_range: RankRange, endpoint: str, store: Store
@@ -131,6 +158,12 @@ class Leader:
         """Run the leader's ranks; return the exit codes of those that failed, or the error if none could start."""
         codes: dict[int, int] = {}
         failure: PacelineError | None = None
+        stop = GracefulStop(
+            request=lambda: request_stop(store),
+            is_requested_elsewhere=lambda: self.channel is not None and self.channel.has(stop_key(self.jobs)),
+            grace_s=self.launch.grace,
+            notify=self.notify,
+        )
         try:
             codes = start_ranks(
                 job,
@@ -139,18 +172,23 @@ class Leader:
                 store=store,
                 threads=self.launch.threads,
                 remote_failed=self._remote_failed,
+                stop=stop if job.stops_on_request else None,
             )
         except LaunchError as error:
             failure = error
+        self.stop_requested = stop.requested
         if self.channel is not None and (codes or failure):
             self.channel.post(failed_key(self.jobs), rank_range.launcher)
         return codes, failure
 
-    def _remote_failed(self) -> bool:
-        """Return whether ranks of a follower failed, or a follower is lost."""
+    def _remote_failed(self) -> float | None:
+        """Return whether ranks of a follower failed, or a follower is lost, and how long other ranks may go on."""
         if self.channel is None or self._heartbeats is None:
-            return False
-        return self.channel.has(failed_key(self.jobs)) or bool(self._heartbeats.lost())
+            return None
+        failed = self.channel.has(failed_key(self.jobs))
+        if self._heartbeats.lost(after_failure=failed):
+            return 0.0  # The other ranks wait for ranks that do not answer.
+        return STOP_GRACE_S if failed else None
 
     def _wait_for_outcome(
         self, rank_range: RankRange, job: Job, *, failed: bool
@@ -165,10 +203,11 @@ class Leader:
         timeout_s = OUTCOME_S + (0.0 if failed else job.timeout)
         deadline = time.monotonic() + timeout_s
         while not self.channel.wait(key, within_s=0.5):
-            if rank_range.launcher in self._heartbeats.lost():
+            failed = failed or self.channel.has(failed_key(self.jobs))
+            if rank_range.launcher in self._heartbeats.lost(after_failure=failed):
                 return {}, None
             if time.monotonic() > deadline:
-                name = self.launcher_infos[rank_range.launcher].name
+                name = self._info(rank_range.launcher).name
                 return {}, LaunchError(
                     f"{name} did not report within {short_seconds(timeout_s)} how its ranks ended.",
                     hint="see the output of the command on that host",
@@ -178,11 +217,11 @@ class Leader:
             self.channel.receive_files(files_key(self.jobs, rank_range.launcher), Path("/"), job.folders)
         return outcome.codes, None if outcome.error is None else error_from_info(outcome.error)
 
-    def _check_followers(self) -> None:
+    def _check_followers(self, *, after_failure: bool = False) -> None:
         """Raise `LaunchError` if a follower is lost, so that the failure is not attributed to a strategy."""
-        lost = set() if self._heartbeats is None else self._heartbeats.lost()
+        lost = set() if self._heartbeats is None else self._heartbeats.lost(after_failure=after_failure)
         if lost:
-            names = [self.launcher_infos[launcher].name for launcher in sorted(lost)]
+            names = dict.fromkeys(self._info(launcher).name for launcher in sorted(lost))
             raise LaunchError(
                 f"lost contact with {' and '.join(names)}.", hint="see the output of the command on that host"
             )
@@ -196,11 +235,11 @@ def join_launch(
     Followers return None after the last job.
     """
     if launcher.launchers == 1:
-        return Leader(launcher, launch, [own_launcher_info(launcher, LOOPBACK, settings)], None)
+        return Leader(launcher, launch, [own_launcher_info(launcher, LOOPBACK, settings)], None, notify)
     channel, address = open_channel(launcher, timeout_s, notify)
     launcher_infos = run_handshake(channel, launcher, own_launcher_info(launcher, address, settings), timeout_s, notify)
     if launcher.is_leader:
-        return Leader(launcher, launch, launcher_infos, channel)
+        return Leader(launcher, launch, launcher_infos, channel, notify)
     if launcher.started_by == "paceline":
         notify(
             f"host {launcher.number} of {launcher.launchers}: connected; host 0 ({launcher_infos[0].host}) is the "

@@ -8,16 +8,24 @@ import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+if __name__ == "__main__":
+    # Before numpy is imported, whose threads inherit this: a signal goes to any thread that does not block it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
 from paceline.config.emulation import CGROUP_VARIABLE
+from paceline.errors import PreemptedError, RecordError
 from paceline.launch.emulation.cgroup import enter
-from paceline.launch.failures import record_failure
+from paceline.launch.failures import FULL_DISK_EXIT_CODE, record_failure
 from paceline.launch.job import Job
+from paceline.records.growing_file import full_disk_error
 
 MODULE = "paceline.launch.rank"
 LOCAL_RANK, LOCAL_SIZE = "PACELINE_LOCAL_RANK", "PACELINE_LOCAL_SIZE"
@@ -36,20 +44,42 @@ def main() -> None:
     _set_local_rank_on_host()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends ranks at once; the launcher reports it.
-    _redirect_output(job.folder.log_file(rank))
-    faulthandler.enable()  # Print the stacks of all threads if native code ends this process.
-    faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
     progress = JobProgress()
     try:
+        _prepare(job, rank, launcher_pid)
         if job.script is None:
             run_job(job, progress)
         else:
             run_script_job(job)
     except BaseException as error:
-        record_failure(error, rank, job.folder.error_file(rank), progress.run)
-        traceback.print_exc()
-        _exit_process(1)
+        _exit_process(_report_failure(error, job, rank, progress))
     _exit_process(0)
+
+
+def _prepare(job: Job, rank: int, launcher_pid: int) -> None:
+    """Direct output to the log, and print stacks there if this process is ended."""
+    try:
+        with full_disk_error(job.folder.log_file(rank)):
+            _redirect_output(job.folder.log_file(rank))
+    except RecordError:
+        _exit_process(FULL_DISK_EXIT_CODE)
+    faulthandler.enable()  # Print the stacks of all threads if native code ends this process.
+    if job.stops_on_request:
+        _leave_stop_signals_to(launcher_pid)
+    else:
+        faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _report_failure(error: BaseException, job: Job, rank: int, progress: JobProgress) -> int:
+    """Write the error file and print the traceback; return the exit code. The disk of both may be full."""
+    with suppress(OSError):
+        traceback.print_exception(error)
+    try:
+        record_failure(error, rank, job.folder.error_file(rank), progress.run)
+    except RecordError:
+        return FULL_DISK_EXIT_CODE
+    return 0 if isinstance(error, PreemptedError) else 1
 
 
 def _exit_process(code: int) -> NoReturn:
@@ -58,8 +88,9 @@ def _exit_process(code: int) -> NoReturn:
     These sometimes abort the process ("terminate called without an active exception"). A rank that is done would then
     count as failed, and one that failed as killed by a signal. All files are written at this point.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # The disk of the log is full.
+            stream.flush()
     os._exit(code)
 
 
@@ -89,7 +120,8 @@ def run_job(job: Job, progress: JobProgress) -> None:
     _enter_host_cgroup()
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number
-        task(config, world, folder, threads=job.threads, number=number, command=job.command)
+        resume = {"resume": Path(job.resume)} if job.resume else {}
+        task(config, world, folder, threads=job.threads, number=number, command=job.command, **resume)
     leave_world()
 
 
@@ -137,6 +169,27 @@ def _exit_with_parent(launcher_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher_pid:  # The launcher ended before prctl.
             os._exit(1)
+
+
+def _leave_stop_signals_to(launcher_pid: int) -> None:
+    """Ignore SIGTERM and SIGUSR1, which ask the launcher to stop this job, unless the launcher itself sends SIGTERM.
+
+    Slurm sends a signal to all processes of a task, and systemd to all of a service. A handler does not know the
+    sender, so a thread waits for the signal, which all other threads block. It then prints the stacks, that of the main
+    thread last, and lets the signal end this process.
+    """
+
+    def end_by_launcher() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != launcher_pid:
+            pass
+        faulthandler.dump_traceback(all_threads=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}))
+    threading.Thread(target=end_by_launcher, daemon=True, name="paceline-sigterm").start()
 
 
 def _redirect_output(file: Path) -> None:

@@ -6,7 +6,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -27,8 +28,9 @@ from paceline.formatting import short_seconds
 BACKEND = "paceline"
 POLL_S = 0.1
 
-FailureCheck = Callable[[], bool]
-"""Function that returns whether ranks of another launcher failed."""
+FailureCheck = Callable[[], float | None]
+"""Function that returns None until ranks of another launcher fail, then the seconds in which this launcher's ranks may
+detect that by themselves."""
 
 
 class FailureAwareStore(PrefixStore):
@@ -43,7 +45,7 @@ class FailureAwareStore(PrefixStore):
         limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]
         deadline = time.monotonic() + limit.total_seconds()
         while not self.check(keys):
-            if self._remote_failed():
+            if self._remote_failed() is not None:
                 raise RuntimeError("ranks of another launcher failed")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no process set {', '.join(keys)} within {short_seconds(limit.total_seconds())}")
@@ -131,11 +133,19 @@ def format_endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def register(store: Store | None, remote_failed: FailureCheck) -> None:
-    """Register `BACKEND` with the elastic launcher. `store` is the leader's open store, or None on followers."""
+@contextmanager
+def registered(store: Store | None, remote_failed: FailureCheck) -> Iterator[None]:
+    """Register `BACKEND` with the elastic launcher for the duration of a `with` block.
+
+    `store` is the leader's open store, or None on followers. The registry does not keep it: its port must be free for
+    the next job.
+    """
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
         return BoundRendezvous(params, store, remote_failed)
 
-    rendezvous_handler_registry._registry.pop(BACKEND, None)
     rendezvous_handler_registry.register(BACKEND, create)
+    try:
+        yield
+    finally:
+        rendezvous_handler_registry._registry.pop(BACKEND, None)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import LaunchError
+from paceline.formatting import short_seconds
 from paceline.launch.messages import MessageT, from_text, to_text
 from paceline.records.atomic_file import atomic_file
+from paceline.records.growing_file import full_disk_error
 
+ResultT = TypeVar("ResultT")
 POLL_S = 0.05
 CHUNK_BYTES = 1 << 20
 MAX_BYTES = 1 << 30
@@ -38,6 +41,13 @@ class StoreChannel:
         """`endpoint` names the store in errors, as ADDRESS:PORT."""
         self._store = PrefixStore("paceline-launch", store)
         self.endpoint = endpoint
+        self.lost_hint = "see the output of the command on host 0"
+        """Hint of the error that calls raise if host 0 is lost."""
+        self._silent_s: float | None = None
+
+    def give_up(self, silent_s: float) -> None:
+        """Make every later call raise: the store has not answered for so long, and a call would block for minutes."""
+        self._silent_s = silent_s
 
     def post(self, key: str, value: Any) -> None:
         """Write a message, as JSON."""
@@ -45,10 +55,7 @@ class StoreChannel:
 
     def has(self, key: str) -> bool:
         """Return whether a message was posted under a key."""
-        try:
-            return bool(self._store.check([key]))
-        except RuntimeError as error:
-            raise self._connection_lost(error) from None
+        return bool(self._call(lambda: self._store.check([key])))
 
     def read(self, key: str, kind: type[MessageT]) -> MessageT:
         """Return a message, which must have been posted; raise `LaunchError` if it does not have this type."""
@@ -62,10 +69,7 @@ class StoreChannel:
 
     def add(self, key: str, amount: int) -> int:
         """Add to the counter of a key, which starts at 0; return the sum."""
-        try:
-            return int(self._store.add(key, amount))
-        except RuntimeError as error:
-            raise self._connection_lost(error) from None
+        return int(self._call(lambda: self._store.add(key, amount)))
 
     def wait(self, key: str, within_s: float | None = None) -> bool:
         """Wait until a message is posted; return False if none was posted within the time limit."""
@@ -104,9 +108,10 @@ class StoreChannel:
             chunks = [self._take(f"{key}-{number}-{part}") for part in range(entry.chunks)]
             if target.exists():
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
-                temporary.write_bytes(b"".join(chunks))
+            with full_disk_error(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(target) as temporary:  # Ctrl-C leaves no partial file.
+                    temporary.write_bytes(b"".join(chunks))
 
     def _listing(self, key: str) -> list[SentFile]:
         listing = self.read(key, list[SentFile])
@@ -124,20 +129,18 @@ class StoreChannel:
         return content
 
     def _set(self, key: str, value: bytes) -> None:
-        try:
-            self._store.set(key, value)  # type: ignore[arg-type]
-        except RuntimeError as error:
-            raise self._connection_lost(error) from None
+        self._call(lambda: self._store.set(key, value))  # type: ignore[arg-type]
 
     def _get(self, key: str) -> bytes:
-        try:
-            value: bytes = self._store.get(key)
-        except RuntimeError as error:
-            raise self._connection_lost(error) from None
-        return value
+        return self._call(lambda: self._store.get(key))
 
-    def _connection_lost(self, error: RuntimeError) -> LaunchError:
-        found = str(error).splitlines()[0]
-        return LaunchError(
-            f"lost the connection to host 0 at {self.endpoint}: {found}", hint="see the output of the command on host 0"
-        )
+    def _call(self, operation: Callable[[], ResultT]) -> ResultT:
+        if self._silent_s is not None:
+            raise self._connection_lost(f"it has not answered for {short_seconds(self._silent_s)}")
+        try:
+            return operation()
+        except RuntimeError as error:
+            raise self._connection_lost(str(error).splitlines()[0]) from None
+
+    def _connection_lost(self, found: str) -> LaunchError:
+        return LaunchError(f"lost the connection to host 0 at {self.endpoint}: {found}", hint=self.lost_hint)

@@ -89,6 +89,50 @@ class EvaluationEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag=
     time_s: Seconds = 0.0
 
 
+class CheckpointEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="checkpoint"):
+    """A checkpoint was written, or could not be."""
+
+    step: Count
+    """Steps done."""
+    started_s: Seconds
+    """Time at which training stopped for it."""
+    stall_s: Seconds
+    """Seconds for which training waited, on rank 0."""
+    write_s: Seconds | None
+    """Seconds until it was on disk; None if it could not be written."""
+    bytes: Count = 0
+    """Size on disk."""
+    is_async: bool = False
+    """Whether training went on while it was written."""
+    is_best: bool = False
+    """Whether its weights have the best test result so far."""
+    error: str | None = None
+    """Reason why it could not be written."""
+    time_s: Seconds = 0.0
+
+
+class ResumedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="resumed"):
+    """The run goes on from a checkpoint; earlier events of later steps do not count, since those are done again."""
+
+    step: Count
+    """Steps done, at the checkpoint."""
+    redone: Count
+    """Steps that had been trained after the checkpoint and are lost."""
+    checkpoint: str
+    """Path of the checkpoint."""
+    ranks_before: Count
+    """Ranks of the run that wrote the checkpoint."""
+    strategy_before: str
+    """Strategy of that run."""
+    lost: list[str] = []
+    """Descriptions of the parts of the checkpoint that could not be used."""
+    warnings: list[str] = []
+    """A sentence for each newer checkpoint that is damaged."""
+    is_restart: bool = False
+    """Whether the launcher restarted the run after a fault."""
+    time_s: Seconds = 0.0
+
+
 class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
     """The run, experiment or examination has completed."""
 
@@ -179,7 +223,9 @@ class StageEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="stag
     time_s: Seconds = 0.0
 
 
-RunEvent = ConfigEvent | StartEvent | LogEvent | EpochEvent | EvaluationEvent | EndEvent
+RunEvent = (
+    ConfigEvent | StartEvent | LogEvent | EpochEvent | EvaluationEvent | CheckpointEvent | ResumedEvent | EndEvent
+)
 """An event of a run."""
 CandidateEvent = ParityEvent | ScheduledEvent | FailureEvent
 """An event of an experiment that names a candidate."""

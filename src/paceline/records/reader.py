@@ -15,8 +15,9 @@ from paceline.errors import RecordError
 from paceline.records import schema
 from paceline.records.decoder import read_model
 from paceline.records.description import RunDescription, Topology
-from paceline.records.events import RUN_EVENTS, EventT, RunEvent, events_of, read_events
+from paceline.records.events import RUN_EVENTS, EventT, ResumedEvent, RunEvent, events_of, read_events
 from paceline.records.provenance import Provenance
+from paceline.records.resumed import counting_events
 from paceline.records.settings import Settings, check_settings
 from paceline.records.summary import Summary, check_summary
 
@@ -68,8 +69,10 @@ class RunRecord:
     topology: Topology
     provenance: Provenance
     steps: dict[int, Steps]
-    """Steps by rank; ranks that never trained (idle ranks, servers) are missing."""
+    """Steps by rank; ranks that never trained (idle ranks, servers) are missing. If the run resumed, those of its last
+    attempt."""
     events: list[RunEvent]
+    """Events of the whole run; of steps that were trained again, only those of the last time."""
     summary: Summary | None
     """None if the run did not complete."""
     finished: bool
@@ -82,6 +85,12 @@ class RunRecord:
     def events_of(self, kind: type[EventT]) -> list[EventT]:
         """Return the events of one type, in order."""
         return events_of(self.events, kind)
+
+    @property
+    def first_step(self) -> int:
+        """Number of the first step in the files of ranks: that of the last resume, or 0."""
+        resumed = self.events_of(ResumedEvent)
+        return resumed[-1].step if resumed else 0
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
@@ -151,7 +160,7 @@ def read_run(path: Path) -> RunRecord:
         topology=run.topology,
         provenance=run.provenance,
         steps={rank: read_steps(file) for rank, file in files_by_rank(path, "rank-*.csv").items()},
-        events=read_events(path / schema.EVENTS_FILE, RUN_EVENTS),
+        events=counting_events(read_events(path / schema.EVENTS_FILE, RUN_EVENTS)),
         summary=_read_summary(path / schema.SUMMARY_FILE),
         finished=(path / schema.FINISHED_FILE).is_file(),
     )

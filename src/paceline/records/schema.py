@@ -41,6 +41,16 @@ LOGS_FOLDER = "logs"
 TENSORBOARD_FOLDER = "tensorboard"
 """Contains one folder per rank, written with `--tensorboard`."""
 ERRORS_FOLDER = "errors"
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Contains one folder per checkpoint (`records/checkpoint.py`)."""
+
+
+def attempt_folder(number: int) -> str:
+    """Return the name of the folder, inside a run's, for files of an attempt at a run that resumed.
+
+    Logs and errors of the first attempt are in the run's folder, as are the records of the last one.
+    """
+    return f"attempt-{number}"
 
 
 def steps_file(rank: int) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import RecordError
+from paceline.records.growing_file import GrowingFile
 from paceline.records.value_types import MAX_TIME_S
 
 MAGIC = b"paceline-timeline"
@@ -161,13 +162,13 @@ class TimelineWriter:
     """Writer that appends one rank's rows."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = (folder / timeline_file(rank)).open("wb", buffering=0)
-        self._file.write(HEADER)
+        self._file = GrowingFile(folder / timeline_file(rank))
+        self._file.append(HEADER)
 
     def write(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Append rows, each with the fields of `ROW`."""
         if rows:
-            self._file.write(b"".join([_PACK(*row) for row in rows]))  # Takes half as long as with numpy.
+            self._file.append(b"".join([_PACK(*row) for row in rows]))  # Takes half as long as with numpy.
 
     def close(self) -> None:
         """Close the file."""

@@ -5,6 +5,7 @@ Complete files are written by rename, and growing files grow by whole lines; rea
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import os
@@ -21,6 +22,7 @@ from paceline.records import schema
 from paceline.records.atomic_file import atomic_file
 from paceline.records.description import RunDescription
 from paceline.records.events import Event
+from paceline.records.growing_file import GrowingFile, full_disk_error
 from paceline.records.parity import Parity
 from paceline.records.summary import Summary
 
@@ -44,10 +46,28 @@ class RunFolder:
                 for left_over in folder.glob("rank-*"):  # From an attempt that failed before the first step.
                     left_over.unlink()
         except OSError as error:
-            raise RecordError(
-                f"cannot write to {path}: {error.strerror}.", hint="name another folder with --out"
-            ) from None
+            raise unwritable(path, error) from None
         return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Return the folder of a run that resumes, created if it does not exist."""
+        try:
+            for folder in (path / schema.LOGS_FOLDER, path / schema.ERRORS_FOLDER):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        return cls(path)
+
+    def next_attempt(self) -> RunFolder:
+        """Create the folder for the logs and error files of ranks that go on with this run.
+
+        They are apart from those of earlier ranks, of which one may still write its error.
+        """
+        numbers = itertools.count(2)
+        return RunFolder.create(
+            next(path for number in numbers if not (path := self.path / schema.attempt_folder(number)).exists())
+        )
 
     @property
     def has_run_file(self) -> bool:
@@ -83,6 +103,11 @@ class RunFolder:
         return self.path / schema.ERRORS_FOLDER / f"rank-{rank}.json"
 
 
+def unwritable(path: Path, error: OSError) -> RecordError:
+    """Return the error for a folder that cannot be written to."""
+    return RecordError(f"cannot write to {path}: {error.strerror}.", hint="name another folder with --out")
+
+
 class CsvRow(Protocol):
     """A row that can be written to a CSV file."""
 
@@ -94,14 +119,12 @@ class RowWriter:
     """Writer that appends whole lines to a CSV file."""
 
     def __init__(self, path: Path, header: str) -> None:
-        self._file = path.open("w", encoding="ascii", errors="replace")
-        self._file.write(header)
-        self._file.flush()
+        self._file = GrowingFile(path)
+        self._file.append(header.encode("ascii"))
 
     def write(self, rows: Iterable[CsvRow]) -> None:
-        """Append rows and flush them, so that they survive a kill of this process."""
-        self._file.writelines(row.to_csv() for row in rows)
-        self._file.flush()
+        """Append rows."""
+        self._file.append("".join([row.to_csv() for row in rows]).encode("ascii", "replace"))
 
     def close(self) -> None:
         """Close the file."""
@@ -151,13 +174,13 @@ class EventWriter:
         if continued_s is not None and file.is_file():
             content = file.read_bytes()
             os.truncate(file, content.rfind(b"\n") + 1)  # A process that is killed may leave part of a line.
-        self._file = file.open("wb" if continued_s is None else "ab", buffering=0)
+        self._file = GrowingFile(file, continued=continued_s is not None)
         start_s = time.perf_counter() - (continued_s or 0.0)
         self._now = now or (lambda: time.perf_counter() - start_s)
 
     def write(self, event: Event) -> None:
         """Append one event, with the time of this call."""
-        self._file.write(encode(msgspec.structs.replace(event, time_s=round(self._now(), 6))) + b"\n")
+        self._file.append(encode(msgspec.structs.replace(event, time_s=round(self._now(), 6))) + b"\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -179,7 +202,7 @@ def json_safe(content: Any) -> Any:
 
 def write_json(path: Path, content: msgspec.Struct | Mapping[str, Any]) -> None:
     """Write a JSON file atomically."""
-    with atomic_file(path) as temporary:
+    with full_disk_error(path), atomic_file(path) as temporary:
         temporary.write_bytes(msgspec.json.format(encode(content), indent=2) + b"\n")
 
 

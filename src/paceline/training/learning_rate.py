@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -51,6 +51,12 @@ class LearningRate(Protocol):
     def before_step(self, step: int) -> None:
         """Set the learning rate of the step with this number, counted from 0."""
 
+    def state(self) -> Any:
+        """Return what a checkpoint keeps; None if the learning rate follows from the step alone."""
+
+    def load(self, state: Any, step: int) -> None:
+        """Continue at a step from a kept state, None if it has none."""
+
 
 class RecipeRate:
     """Learning rate by the recipe: that of each parameter group × a factor, which all ranks compute alike."""
@@ -80,6 +86,12 @@ class RecipeRate:
             if group["lr"] != peak * factor:
                 group["lr"] = peak * factor
 
+    def state(self) -> None:
+        return None
+
+    def load(self, state: Any, step: int) -> None:
+        """Do nothing: the learning rate follows from the step."""
+
 
 class SchedulerRate:
     """Learning rate by the scheduler of the workload, which counts the steps of the whole run."""
@@ -92,6 +104,15 @@ class SchedulerRate:
         while self._step < step:  # More than once where other ranks have trained the steps in between.
             self._scheduler.step()
             self._step += 1
+
+    def state(self) -> Any:
+        return self._scheduler.state_dict()
+
+    def load(self, state: Any, step: int) -> None:
+        """Load the scheduler's own state; without one, it makes all its steps up to this one before the next step."""
+        if state is not None:
+            self._scheduler.load_state_dict(state)
+            self._step = step
 
 
 def _make_scheduler(

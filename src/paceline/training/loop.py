@@ -6,20 +6,27 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from paceline.comm.stop_request import NO_STOP, StopRequest
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
+from paceline.training.checkpoints.checkpointer import Checkpointer
+from paceline.training.checkpoints.resume import ResumePoint, load_into
 from paceline.training.divergence import DivergenceCheck
 from paceline.training.learning_rate import make_learning_rate
 from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.recording import Recording
+from paceline.training.stops import Stops
 from paceline.training.sync import Sync
 from paceline.workloads.batches import MicroBatch, Source
+from paceline.workloads.position import START, Position
 from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets
 from paceline.workloads.workload import Workload
 
@@ -35,8 +42,15 @@ class TrainingLoop:
     recording: Recording
     evaluations: Evaluations | None = None
     """Evaluations while it trains; None if nothing is tested."""
+    checkpoints: Path | None = None
+    """Folder of the run, where its checkpoints are written."""
+    given: RunConfig | None = None
+    """Config that checkpoints keep: without the values of the recipe, so that a run that resumes may change them."""
+    stop: StopRequest = NO_STOP
+    """Request of the launcher to stop after a checkpoint."""
 
     def __post_init__(self) -> None:
+        self._start = START
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
         self.divergence = DivergenceCheck(self.config, self.workload, self.sync, self.source, self.windows)
         self.scaler = make_scaler(self.config.precision, self.source.share.device, self.config.on_nan)
@@ -50,7 +64,41 @@ class TrainingLoop:
             has_end=self.config.seconds is not None or self._total is not None,
         )
         self._step = 0
-        """Steps that this rank has trained."""
+        """Steps that this rank has trained, and those before the run resumed."""
+        self._epoch_began = 0
+        """Samples trained before the present epoch."""
+        self.checkpointer: Checkpointer | None = None
+        if self.checkpoints is not None and self.config.checkpoint_interval is not None:
+            self.checkpointer = Checkpointer(
+                self.config,
+                self.given or self.config,
+                self.sync,
+                self.recording,
+                self.evaluations,
+                self.checkpoints,
+                self._kept,
+            )
+        self.stops = Stops(self.stop, self.sync, self.windows, self.checkpointer)
+
+    def resume(self, point: ResumePoint) -> list[str]:
+        """Continue from a checkpoint; return what of it could not be used, in words. Called on every rank."""
+        lost = load_into(self.sync, point, keeps_groups=self.workload.scheduler is not None)
+        self._start = self.source.normalised(point.position)
+        self._step = self._start.step
+        if point.loop is not None:
+            self.learning_rate.load(point.loop.scheduler, self._step)
+            if self.scaler is not None and point.loop.scaler is not None:
+                self.scaler.load_state_dict(point.loop.scaler)
+            if self.evaluations is not None:
+                self.evaluations.resume(
+                    point.loop.best, last_step=point.loop.evaluated_step, epochs=point.loop.evaluated_epochs
+                )
+        return lost
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the states of the scheduler and of the scaler, which a checkpoint keeps."""
+        scaler = None if self.scaler is None else self.scaler.state_dict()
+        return {"scheduler": self.learning_rate.state(), "scaler": scaler}
 
     def train(self) -> None:
         """Train for the configured epochs, steps or seconds."""
@@ -58,22 +106,33 @@ class TrainingLoop:
         source = self.source
         start = StartEvent(steps=total, steps_per_epoch=source.expected_steps, dropped=source.dropped)
         self.recording.write_event(start)
-        if self.sync.strategy.lockstep:
-            self._train_in_lockstep(total)
-        else:
-            self._train_by_tickets(total)
+        if self.checkpointer is not None:
+            self.checkpointer.start(self._start)
+        try:
+            end = self._train_in_lockstep(total) if self.sync.strategy.lockstep else self._train_by_tickets(total)
+            if self.checkpointer is not None:
+                self._evaluate_if_due(end.step, end.epoch)
+                self.checkpointer.write(end)
+                self.checkpointer.finish()
+        finally:
+            if self.checkpointer is not None:
+                self.checkpointer.close()
 
-    def _train_in_lockstep(self, total: int | None) -> None:
-        """Train this rank's share of every step; all ranks step together."""
-        step = 0
-        for epoch in itertools.count():
+    def _train_in_lockstep(self, total: int | None) -> Position:
+        """Train this rank's share of every step; all ranks step together. Return the position at the end."""
+        step, skip = self._start.step, self._start.epoch_samples
+        if self._is_over(step, self._start.epoch, total):
+            return self._start
+        for epoch in itertools.count(self._start.epoch):
             self._check_drawn_order(epoch)
-            before, end, ended = step, self._epoch_end(step, total), False
-            steps = self.source.epoch(epoch)
+            before, end, ended = step, self._epoch_end(step, total, skip), False
+            steps = self.source.epoch(epoch, skip)
+            self._epoch_began, resumes, skip = self.windows.trained.samples - skip, skip > 0, 0
             while not ended and step != end and not self.windows.time_is_up:
-                self._evaluate_if_due(step, epoch)
+                self._between_windows(step, epoch)
                 window = self.windows.next_end(step) - step
                 count = window if end is None else min(window, end - step)
+                count = self.stops.limit_window(step, count)
                 self.windows.open()
                 trained = self._train_steps(epoch, steps, count)
                 ended = trained < count
@@ -81,24 +140,38 @@ class TrainingLoop:
                     step += trained
                     self.windows.close(step)
                     self.divergence.after_window()
+                if self.stops.is_reached(step):
+                    self.stops.stop(self._position(step, epoch))
             self._report_epoch(epoch, step)
-            if step == before:
+            if step == before and not resumes:
                 raise WorkloadError(f"the training data has no batch in epoch {epoch + 1}.", hint=ONE_SHOT_HINT)
-            if step == total or self.windows.time_is_up or (total is None and epoch + 1 == self.config.most_epochs):
-                return
+            if self._is_over(step, epoch + 1, total):
+                return (
+                    self._position(step, epoch)
+                    if not ended
+                    else Position(step=step, epoch=epoch + 1, epoch_ends=(*self.windows.epoch_ends[:epoch], step))
+                )
         raise AssertionError("the loop ends by its steps or its epochs")
 
-    def _train_by_tickets(self, total: int | None) -> None:
+    def _is_over(self, step: int, epochs: int, total: int | None) -> bool:
+        """Whether the run ends after so many steps and whole epochs."""
+        if total is not None:
+            return step >= total or self.windows.time_is_up
+        return self.windows.time_is_up or epochs >= self.config.most_epochs
+
+    def _train_by_tickets(self, total: int | None) -> Position:
         """Train the shares that this rank's tickets name; ranks wait for each other only at the end of a window."""
-        tickets, workers = Tickets(self.source, self.config.most_epochs, total), self.sync.ranks
-        step, epoch = 0, 0
+        tickets, workers = Tickets(self.source, self.config.most_epochs, total, self._start), self.sync.ranks
+        first, epoch = self._start.step, self._start.epoch
+        step = first
         while not self.windows.time_is_up and not self._ended_on_all_ranks(tickets):
-            self._evaluate_if_due(step, epoch)
+            self._between_windows(step, epoch)
             end = self.windows.next_end(step)
             if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
                 end = total
+            self.stops.limit_window(step, end - step)
             self.windows.open()
-            while (ticket := self.sync.ticket) < end * workers:
+            while (ticket := self.sync.ticket) < (end - first) * workers:
                 self.stopwatch.begin()
                 found = tickets.find(ticket)
                 if found is None:
@@ -110,7 +183,28 @@ class TrainingLoop:
             for epoch_end in self.windows.epoch_ends[epoch:]:
                 self._report_epoch(epoch, epoch_end)
                 epoch += 1
+            if self.stops.is_reached(step):
+                self.stops.stop(self._position(step, epoch))
         self._report_epoch(epoch, step)
+        return self._position(step, epoch)
+
+    def _between_windows(self, step: int, epoch: int) -> None:
+        """Evaluate and write a checkpoint, if it is time to, after `step` steps and `epoch` whole epochs."""
+        self._evaluate_if_due(step, epoch)
+        if self.checkpointer is not None and not self.windows.is_profiling:
+            self.checkpointer.write_if_due(self._position(step, epoch))
+
+    def _position(self, step: int, epoch: int) -> Position:
+        """Return the position in the data after a window; `epoch` is that of the last step, or of the next one."""
+        if self.sync.strategy.lockstep:
+            in_epoch = self.windows.trained.samples - self._epoch_began
+        else:  # Windows do not end with epochs, but all shares of all steps are trained.
+            last_end = self.windows.epoch_ends[-1] if self.windows.epoch_ends else 0
+            in_epoch = (step - last_end) * (self.source.batch or 0)
+        ends = tuple(self.windows.epoch_ends[:epoch])
+        if self.sync.strategy.lockstep and len(ends) < epoch:  # Windows know an end by the step that follows it.
+            ends = (*ends, *[step] * (epoch - len(ends)))
+        return self.source.normalised(Position(step=step, epoch=epoch, epoch_samples=in_epoch, epoch_ends=ends))
 
     def _check_drawn_order(self, epoch: int) -> None:
         """Raise if the user's sampler has drawn other samples on some rank."""
@@ -208,15 +302,22 @@ class TrainingLoop:
             return self.config.steps
         if self.config.most_epochs == ENDLESS:
             return None
-        per_epoch = self.source.steps_per_epoch()
-        return None if per_epoch is None else self.sync.comm.control.smallest(per_epoch) * self.config.most_epochs
+        per_epoch, left = self.source.steps_per_epoch(), self.source.steps_after(self._start.epoch_samples)
+        if per_epoch is None or left is None:
+            return None
+        start, smallest = self._start, self.sync.comm.control.smallest
+        epochs = self.config.most_epochs - start.epoch
+        return start.step if epochs <= 0 else start.step + smallest(left) + smallest(per_epoch) * (epochs - 1)
 
-    def _epoch_end(self, step: int, total: int | None) -> int | None:
-        """Return the step at which the epoch or the run ends, the same on all ranks; None if the length is unknown."""
-        per_epoch = self.source.steps_per_epoch()
-        if per_epoch is None:
+    def _epoch_end(self, step: int, total: int | None, skip: int) -> int | None:
+        """Return the step at which the epoch or the run ends, the same on all ranks; None if the length is unknown.
+
+        The epoch begins after its first `skip` samples.
+        """
+        left = self.source.steps_after(skip)
+        if left is None:
             return total
-        end = step + self.sync.comm.control.smallest(per_epoch)
+        end = step + self.sync.comm.control.smallest(left)
         return end if total is None else min(end, total)
 
     def _ended(self, micro_batches: list[MicroBatch] | None) -> bool:

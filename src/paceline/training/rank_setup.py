@@ -37,6 +37,8 @@ class RankSetup:
     comm: Comm
     workload: Workload
     share: Share
+    given: RunConfig
+    """Config as the user gave it, without the values of the recipe."""
 
     @property
     def model(self) -> nn.Module:
@@ -90,7 +92,7 @@ def set_up_rank(
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
     assert workload.recipe is not None, "load_workload() sets the recipe"
-    config = with_recipe(config, workload.recipe)
+    given, config = config, with_recipe(config, workload.recipe)
     config = replace(config, precision=choose_precision(config))
     set_matmul_precision(config.precision, placement.device)
     seed_everything(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
@@ -101,7 +103,7 @@ def set_up_rank(
         model.train()
     trains_as = 0 if comm.is_server else comm.rank  # A server trains nothing; any valid rank will do.
     share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
-    return RankSetup(config, world, strategy, placement, comm, workload, share)
+    return RankSetup(config, world, strategy, placement, comm, workload, share, given)
 
 
 def rank_seed(seed: int, rank: int) -> int:

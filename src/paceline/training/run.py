@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import msgspec
 
 from paceline.comm import World, close_comm
+from paceline.comm.stop_request import StopRequest
 from paceline.config import RunConfig
-from paceline.errors import DivergenceError
+from paceline.errors import CheckpointError, DivergenceError, PreemptedError
 from paceline.records import RunFolder, Topology
 from paceline.records.description import RecordedRecipe
 from paceline.strategies.base.strategy import MakeOptimizer
+from paceline.training.checkpoints.rehearsal import rehearse_step
+from paceline.training.checkpoints.resume import find_resume_point
+from paceline.training.checkpoints.storage.weights import save_weights
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
 from paceline.training.loop import TrainingLoop
@@ -35,11 +40,13 @@ def run(
     number: int = 0,
     on_event: WriteEvent = discard_event,
     command: str | None = None,
+    resume: Path | None = None,
 ) -> None:
     """Train, evaluate and write the record. Servers serve, and idle ranks wait, until the workers have finished.
 
     `number` is the index of the run in its job, `command` the command line of the user. `on_event` is called on every
-    rank with each event that rank 0 writes to the record.
+    rank with each event that rank 0 writes to the record. `resume` is the folder, or the checkpoint, that the run goes
+    on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint.
     """
     setup = set_up_rank(config, world, threads, timed=True)
     if setup is None:
@@ -49,12 +56,14 @@ def run(
         setup.serve(optimizer_factory(setup.workload, setup.source().batch))
         close_comm(setup.comm)
         return
-    _run_as_worker(setup, folder, on_event, command)
+    _run_as_worker(setup, folder, on_event, command, resume)
     if setup.comm.rank == 0:
         world.announce(f"run-{number}")
 
 
-def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, command: str | None) -> None:
+def _run_as_worker(
+    setup: RankSetup, folder: RunFolder, on_event: WriteEvent, command: str | None, resume: Path | None
+) -> None:
     config, workload, comm, model = setup.config, setup.workload, setup.comm, setup.model
     source = setup.source()
     check_batch_fits(config, comm.world_size, source.samples)
@@ -62,15 +71,39 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
     sources = {"training data": source} | ({} if held_out is None else {"test data": held_out.shared})
     check_same_data(sources, comm.control)
     flop = check_model(model, workload, source, config, comm.rank, sources.get("test data"), count_flop=True)
-    with Recording(config, comm, folder, first_on_host=setup.world.local_rank == 0, on_event=on_event) as recording:
+    point = None if resume is None else find_resume_point(resume, folder, comm)
+    with Recording(
+        config,
+        comm,
+        folder,
+        first_on_host=setup.world.local_rank == 0,
+        on_event=on_event,
+        resumed=None if point is None else point.resumed,
+    ) as recording:
         recording.describe(dataclasses.asdict(config), _topology(setup, source.batch, flop), command)
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
         sync.guard_replicas(config.replica_guard)
         recording.start(sync)
         evaluations = None if held_out is None else Evaluations(config, workload, sync, held_out, recording)
+        loop = TrainingLoop(
+            config,
+            workload,
+            sync,
+            source,
+            recording,
+            evaluations,
+            folder.path,
+            setup.given,
+            StopRequest(setup.world.store),
+        )
+        if point is not None:
+            if config.deterministic:
+                rehearse_step(sync, workload, source)
+            recording.write_event(point.event(loop.resume(point)))
         try:
-            TrainingLoop(config, workload, sync, source, recording, evaluations).train()
-        except DivergenceError:  # It is raised on all ranks alike, so they can still agree on what was trained.
+            loop.train()
+        except (DivergenceError, CheckpointError, PreemptedError):
+            # They are raised on all ranks alike, so these can still agree on what was trained.
             recording.write_summary(recording.summarise())
             sync.guard = None  # Replicas of weights that are not finite need no comparison.
             sync.close()
@@ -84,8 +117,17 @@ def _run_as_worker(setup: RankSetup, folder: RunFolder, on_event: WriteEvent, co
             summary = msgspec.structs.replace(
                 summary, test=tests.test, best=evaluations.best, test_by_rank=tests.test_by_rank
             )
+        if config.save:
+            _save_weights(sync, Path(config.save))
         recording.finish(summary)
     sync.close()
+
+
+def _save_weights(sync: Sync, file: Path) -> None:
+    """Write the weights that the run ships; rank 0 writes them."""
+    with sync.agreed() as model:
+        if sync.rank == 0:
+            save_weights(model.state_dict(), file)
 
 
 def optimizer_factory(workload: Workload, batch: int | None) -> MakeOptimizer:

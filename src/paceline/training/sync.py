@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,15 @@ from paceline.training.checks.loop import LoopChecks
 from paceline.training.replicas.guard import ReplicaGuard
 
 
+class Restored(NamedTuple):
+    """Result of `Sync.restore`."""
+
+    step: int
+    """Steps done when the checkpoint was saved; 0 if there is none."""
+    extra: Any = None
+    """Value that was saved as `extra`."""
+
+
 class Sync:
     """Model that is trained under a strategy.
 
@@ -43,6 +53,8 @@ class Sync:
     ) -> None:
         self.strategy = strategy
         self.comm = comm
+        self.steps = 0
+        """Number of steps made, also those before the checkpoint that `restore` has loaded."""
         self.skipped_steps = 0
         """Number of steps that were skipped after an overflow of scaled gradients."""
         self._undo = ExitStack()
@@ -154,6 +166,7 @@ class Sync:
         with self._explaining_waits("sync.step()"):
             with self._checks:
                 self.strategy.step(max_norm, **scaler_argument(scaler))
+            self.steps += 1
             self.skipped_steps += skipped_steps(scaler) - before
             self._buffers_outdated = True
             if self._broadcasts_buffers and not self._has_called_model:
@@ -202,6 +215,34 @@ class Sync:
                 entered.enter_context(self.buffers.agreed())
             entered.enter_context(self._checks.agreed())
             yield model
+
+    def save(
+        self, folder: str | Path, *, scheduler: Any = None, scaler: Any = None, extra: Any = None, keep: int = 2
+    ) -> None:
+        """Write a checkpoint to a folder, of which the last `keep` stay there; called on every rank between two steps.
+
+        It keeps the weights, the optimiser, what the strategy needs, the random numbers of every rank, the number of
+        steps, the states of a learning-rate scheduler and of a GradScaler, and `extra`: any value of tensors, numbers,
+        texts, lists and dicts, such as the epoch and the position in the data. Rank 0 writes it, and returns when it
+        is on disk.
+        """
+        from paceline.training.checkpoints.own_loop import save
+
+        self._check_open()
+        with self._explaining_waits("sync.save()"):
+            save(self, Path(folder), scheduler=scheduler, scaler=scaler, extra=extra, keep=keep)
+
+    def restore(self, folder: str | Path, *, scheduler: Any = None, scaler: Any = None) -> Restored:
+        """Continue from the newest valid checkpoint of a folder; called on every rank before the first step.
+
+        The number of ranks and the strategy may be others than when it was saved. Return the number of steps done and
+        the value of `extra`: 0 and None if the folder has no checkpoint.
+        """
+        from paceline.training.checkpoints.own_loop import restore
+
+        self._check_open()
+        with self._explaining_waits("sync.restore()"):
+            return restore(self, Path(folder), scheduler=scheduler, scaler=scaler)
 
     def detach(self) -> None:
         """Remove everything that was added to the model; its weights stay trained."""

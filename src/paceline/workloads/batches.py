@@ -23,6 +23,7 @@ from paceline.comm.nested_tensors import tensors_in
 from paceline.errors import PacelineError, UsageError, WorkloadError
 from paceline.workloads.data.images import ImageSet
 from paceline.workloads.loader_sampler import sampler_of_loader
+from paceline.workloads.position import Position
 from paceline.workloads.random_state import RandomState, kept_random_state, seeded
 from paceline.workloads.sampler import DrawnSampler, EpochPlan, Sampler, epoch_key, sampler_of_size, split
 from paceline.workloads.samples import ImageSamples, Samples, samples_of
@@ -88,6 +89,17 @@ class Source(ABC):
     def steps_per_epoch(self) -> int | None:
         """Return the steps in an epoch; None if the length of the data is unknown."""
 
+    def steps_after(self, skip: int) -> int | None:
+        """Return the steps of an epoch that follow its first `skip` samples; None if the length is unknown."""
+        return self.steps_per_epoch() if not skip else None
+
+    def normalised(self, position: Position) -> Position:
+        """Return the position at the beginning of the next epoch, if all samples of its own are trained."""
+        if position.epoch_samples and self.steps_after(position.epoch_samples) == 0:
+            ends = (*position.epoch_ends[: position.epoch], position.step)
+            return Position(step=position.step, epoch=position.epoch + 1, epoch_ends=ends)
+        return position
+
     @property
     def expected_steps(self) -> int | None:
         """Steps in an epoch, if only estimated: used to show progress."""
@@ -114,12 +126,15 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
-        """Yield, for each step of an epoch, a function that returns any rank's micro-batches of it."""
+    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:
+        """Yield, for each step of an epoch, a function that returns any rank's micro-batches of it.
 
-    def epoch(self, epoch: int | None) -> Iterator[list[MicroBatch]]:
-        """Yield this rank's micro-batches of each step of an epoch."""
-        for micro_batches_of in self.global_steps(epoch):
+        The first `skip` samples of the epoch, over all ranks, are left out: a run that resumes has trained them.
+        """
+
+    def epoch(self, epoch: int | None, skip: int = 0) -> Iterator[list[MicroBatch]]:
+        """Yield this rank's micro-batches of each step of an epoch, after its first `skip` samples."""
+        for micro_batches_of in self.global_steps(epoch, skip):
             yield micro_batches_of(self.share.rank)
 
     @abstractmethod
@@ -196,8 +211,11 @@ class IndexedSource(Source):
     def samples(self) -> int:
         return self._sampler.size
 
-    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
-        for batch in self._sampler.batches(epoch or 0, self._indices_on):
+    def steps_after(self, skip: int) -> int:
+        return self._sampler.steps_after(skip)
+
+    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:
+        for batch in self._sampler.batches(epoch or 0, self._indices_on, skip):
             yield self._split_batch(len(batch), epoch, lambda part, batch=batch: batch[part.start : part.stop])  # type: ignore[misc]
 
     def fetch(self, micro_batch: MicroBatch) -> Any:
@@ -263,14 +281,14 @@ class LoaderSource(IndexedSource):
             persistent_workers=True,  # Restarting them in each epoch would count as part of a step's time.
         )
 
-    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:  # noqa: ARG002
+    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:  # noqa: ARG002
         raise UsageError(
             "a DataLoader with workers loads ahead, but under this strategy ranks receive their samples step by step.",
             hint="use num_workers=0, or a strategy under which ranks step together",
         )
 
-    def epoch(self, epoch: int | None) -> Iterator[list[MicroBatch]]:
-        steps = [micro_batches_of(self.share.rank) for micro_batches_of in super().global_steps(epoch)]
+    def epoch(self, epoch: int | None, skip: int = 0) -> Iterator[list[MicroBatch]]:
+        steps = [micro_batches_of(self.share.rank) for micro_batches_of in super().global_steps(epoch, skip)]
         self._indices[:] = [micro_batch.content.tolist() for micro_batches in steps for micro_batch in micro_batches]
         fetched = iter(self._loader)
         for micro_batches in steps:
@@ -326,12 +344,16 @@ class StreamSource(Source):
     def expected_steps(self) -> int | None:
         return len(self._batches) if isinstance(self._batches, Sized) else None
 
-    def global_steps(self, epoch: int | None) -> Iterator[MicroBatchesOfRank]:
+    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:
+        """Iterate over the batches of an epoch; those of its first `skip` samples are read and dropped."""
         if epoch is not None and hasattr(self._batches, "set_epoch"):
             self._batches.set_epoch(epoch)
         smallest = self.share.workers * self.share.micro_batches_per_step if epoch is not None else 1
         for batch in _iterate_with_rng(self._batches, epoch_key(self._seed, epoch or 0)):
             total = batch_size(batch)
+            if skip > 0:
+                skip -= total
+                continue
             if smallest > 1 or self.share.workers > 1:
                 _check_pair(batch)
             if total >= smallest:

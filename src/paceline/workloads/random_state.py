@@ -6,11 +6,18 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from paceline.records.checkpoint import RandomStateInfo
+
+WORD = np.dtype("<u4")
+"""Type of the words of Python's and numpy's generators in a checkpoint."""
+MERSENNE_WORDS = 624
+"""Words of the state of a Mersenne twister. numpy does not check the position in them."""
 
 
 def seed_everything(seed: int) -> None:
@@ -59,3 +66,47 @@ class RandomState:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch_cpu)
+
+
+def random_state_info(device: torch.device | None = None) -> RandomStateInfo:
+    """Return the present state of all generators for a checkpoint, with that of `device` if it is a GPU."""
+    state = RandomState.current()
+    _, words, gauss = state.python
+    return RandomStateInfo(
+        python=np.array(words, dtype=WORD).tobytes(),
+        python_gauss=gauss,
+        numpy_key=state.numpy["state"]["key"].astype(WORD).tobytes(),
+        numpy_position=int(state.numpy["state"]["pos"]),
+        numpy_gauss=float(state.numpy["gauss"]) if state.numpy["has_gauss"] else None,
+        torch_cpu=state.torch_cpu.numpy().tobytes(),
+        cuda=torch.cuda.get_rng_state(device).numpy().tobytes() if _is_cuda(device) else None,
+    )
+
+
+def restore_random_state(info: RandomStateInfo, device: torch.device | None = None) -> None:
+    """Set all generators to a state of a checkpoint; raise ValueError if it does not fit the generators.
+
+    The generator of a GPU stays as it is if the checkpoint has none.
+    """
+    try:
+        key = np.frombuffer(info.numpy_key, dtype=WORD).astype(np.uint32)
+        if key.size != MERSENNE_WORDS or info.numpy_position > MERSENNE_WORDS:
+            raise ValueError("numpy's has another size")
+        gauss = {"has_gauss": int(info.numpy_gauss is not None), "gauss": info.numpy_gauss or 0.0}
+        RandomState(
+            python=(random.getstate()[0], tuple(np.frombuffer(info.python, dtype=WORD).tolist()), info.python_gauss),
+            numpy={"bit_generator": "MT19937", "state": {"key": key, "pos": info.numpy_position}, **gauss},
+            torch_cpu=_bytes_tensor(info.torch_cpu),
+        ).restore()
+        if _is_cuda(device) and info.cuda is not None:
+            torch.cuda.set_rng_state(_bytes_tensor(info.cuda), device)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"the states of random number generators do not fit: {error}") from None
+
+
+def _is_cuda(device: torch.device | None) -> TypeGuard[torch.device]:
+    return device is not None and device.type == "cuda"
+
+
+def _bytes_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

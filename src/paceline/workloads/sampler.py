@@ -59,7 +59,11 @@ class Sampler:
     @property
     def steps(self) -> int:
         """Global batches per epoch."""
-        whole, rest = divmod(self.size, self.batch)
+        return self.steps_after(0)
+
+    def steps_after(self, skip: int) -> int:
+        """Return the global batches of an epoch that follow its first `skip` samples."""
+        whole, rest = divmod(max(0, self.size - skip), self.batch)
         return whole + (rest >= self.smallest and rest > 0)
 
     @property
@@ -80,13 +84,14 @@ class Sampler:
         count = min(count, self.size)
         return torch.arange(count) if self.subset is None else self.subset[:count]
 
-    def batches(self, epoch: int, device: torch.device | None = None) -> Iterator[Tensor]:
-        """Yield the global batches of an epoch as indices; with a device, all of them are moved there at once.
+    def batches(self, epoch: int, device: torch.device | None = None, skip: int = 0) -> Iterator[Tensor]:
+        """Yield the global batches of an epoch as indices, without its first `skip` samples.
 
-        Moving a few in each step would make the host wait for the GPU, which would then run out of work.
+        With a device, all of them are moved there at once: moving a few in each step would make the host wait for the
+        GPU, which would then run out of work.
         """
-        order = self.order(epoch).to(device)
-        for step in range(self.steps):
+        order = self.order(epoch)[skip:].to(device)
+        for step in range(self.steps_after(skip)):
             yield order[step * self.batch : (step + 1) * self.batch]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError, WorkloadError
 from paceline.workloads.batches import MicroBatch, MicroBatchesOfRank, Source
+from paceline.workloads.position import START, Position
 
 ONE_SHOT_HINT = "provide a data set or an iterable that can be iterated again, not a generator that runs once"
 
@@ -29,24 +30,29 @@ class TicketShare:
 class Tickets:
     """Resolver of one rank's tickets, whose numbers only increase."""
 
-    def __init__(self, source: Source, epochs: int | None, steps: int | None) -> None:
-        """Resolve tickets up to the given number of steps or, if `steps` is None, of epochs."""
+    def __init__(self, source: Source, epochs: int | None, steps: int | None, start: Position = START) -> None:
+        """Resolve tickets up to the given number of steps or, if `steps` is None, of epochs.
+
+        Steps are counted from the beginning of the run, tickets from its position `start`, where it resumes.
+        """
         if source.order_checksum(0) is not None:
             raise UsageError(
                 "the DataLoader has its own sampler, but under this strategy ranks do not begin an epoch together.",
                 hint="leave the sampler out, or use a strategy under which ranks step together",
             )
-        self.epoch_ends: list[int] = []
+        self.epoch_ends = list(start.epoch_ends)
         """Step at which each finished epoch ended."""
         self._source = source
         self._epochs, self._steps = epochs, steps
-        self._global_steps: Iterator[MicroBatchesOfRank] = source.global_steps(0)
-        self._step = -1
+        self._first_step = start.step
+        self._global_steps: Iterator[MicroBatchesOfRank] = source.global_steps(start.epoch, start.epoch_samples)
+        self._step = start.step - 1
         self._micro_batches_of: MicroBatchesOfRank | None = None
 
     def find(self, ticket: int) -> TicketShare | None:
         """Return the share that a ticket names; None if it is after the end of the run."""
         step, share = divmod(ticket, self._source.share.workers)
+        step += self._first_step
         if self._steps is not None and step >= self._steps:
             return None
         while self._step < step:

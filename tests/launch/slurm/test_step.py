@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from commands import USER_CODE, wait_until
 from launch.slurm.slurm_here import Slurm, missing_programs, running_slurm
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.launcher_process import LauncherProcess
+from paceline.launch.restarts import last_step
 from paceline.launch.slurm.step import (
     FIRST_PORT,
     PORT_COUNT,
@@ -26,6 +28,7 @@ from paceline.launch.slurm.step import (
     launcher_from_slurm,
 )
 from paceline.records import read_run
+from paceline.records.events import ResumedEvent
 from paceline.records.experiment import read_experiment
 
 pytestmark = pytest.mark.takes(30)
@@ -384,6 +387,37 @@ def test_a_submitted_comparison_writes_its_records_where_submit_says(slurm: Slur
     report = slurm.call(sys.executable, "-m", "paceline", "report", submitted["records"], "--json")
     assert report.returncode == 0, report.stderr
     assert all(row["step_s"] for row in json.loads(report.stdout)["rows"]), log_text
+
+
+@pytest.mark.parametrize(
+    ("stop", "received"),
+    [
+        (("scontrol", "requeue"), "SIGTERM"),
+        pytest.param(("scancel", "--signal=USR1"), "SIGUSR1", marks=pytest.mark.soak),  # As before the time limit.
+    ],
+)
+def test_a_job_that_is_stopped_comes_back_and_resumes(
+    slurm: Slurm, tmp_path: Path, stop: tuple[str, ...], received: str
+) -> None:
+    own = ["--requeue", "--hosts", "2", "--ranks-per-host", "1", "--time", "5", "--json", f"--chdir={USER_CODE}"]
+    command = ["train", "user_workloads:slow", "--batch", "16", "--steps", "200", "--checkpoint-every", "1000"]
+    out, log = tmp_path / "run", tmp_path / "log"
+    words = ["submit", *own, "--output", str(log), "--", *command, "--out", str(out)]
+    done = slurm.call(sys.executable, "-m", "paceline", *words, cwd=USER_CODE)
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)["job"]
+    wait_until(lambda: last_step(out), "the job trains")
+    slurm.run(*stop, str(job))
+    wait_for_job(slurm, job)
+    output = log.read_text()
+    assert f"{received} asked to stop: ranks write a checkpoint, within 30 s" in output
+    record = read_run(out)
+    (resumed,) = record.events_of(ResumedEvent)
+    assert 0 < resumed.step < 200
+    assert resumed.redone == 0
+    assert f"did so after step {resumed.step}; its checkpoint is written." in output
+    assert record.finished, output
+    assert "Restarts=1" in slurm.run("scontrol", "show", "job", str(job))
 
 
 def test_an_error_is_shown_once_on_each_host(slurm: Slurm) -> None:

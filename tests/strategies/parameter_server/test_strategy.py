@@ -122,7 +122,7 @@ def train_asynchronously(comm: Comm, options: str) -> dict[str, Any]:
     took_s = time.perf_counter() - before_s
     sync.strategy.finish()
     found = {"tickets": tickets, "weights": weights(model), "took_s": took_s, **metrics_of(sync)}
-    state = sync.strategy.state()
+    state = sync.strategy.state().copy()
     found["kept"] = sorted(name for name, values in state.optimizer.items() if "momentum_buffer" in values)
     for parameter in model.parameters():
         parameter.data.zero_()
@@ -208,7 +208,7 @@ def _train(comm: Comm, strategy: Any) -> Any:
         return None
     sync = Sync(model, sgd, strategy, comm, "broadcast")
     _three_steps(sync, 0)
-    state = sync.strategy.state()
+    state = sync.strategy.state().copy()
     saved, ends = weights(model), []
     for _ in range(2):
         sync.optimizer.param_groups[0].update(OTHER_SETTINGS)

@@ -96,7 +96,7 @@ def without_a_step(comm: Comm, text: str) -> Tensor:
         sync.model.eval()
         with sync.agreed() as agreed:
             found = weights(agreed)
-        state = sync.strategy.state()
+        state = sync.strategy.state().copy()
         assert not sync.strategy.load(state)
         if not sync.strategy.lockstep:
             assert sync.optimizer.state_dict()["state"] == {}

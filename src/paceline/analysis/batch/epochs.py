@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from paceline.analysis.steps.candidate_split import mean_split_of
-from paceline.analysis.steps.timing import step_time, windows_of
+from paceline.analysis.steps.timing import step_time, windows_of, windows_of_attempt
 from paceline.analysis.summary import summarise_rank
 from paceline.records import RunRecord
 from paceline.records.events import LogEvent, StartEvent
@@ -47,7 +47,7 @@ def epoch_time(run: RunRecord, *, whole: bool) -> EpochTime | None:
     if steps is None or (step_s is None and measured_s is None):
         return None
     seconds = measured_s if measured_s is not None else (step_s or 0.0) * steps
-    data = [summarise_rank(rank, rows, windows_of(run)).data_s for rank, rows in run.steps.items() if len(rows)]
+    data = [summarise_rank(rank, rows, windows_of_attempt(run)).data_s for rank, rows in run.steps.items() if len(rows)]
     known = [own for own in data if own is not None]
     split = mean_split_of(run)
     return EpochTime(

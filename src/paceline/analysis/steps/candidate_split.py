@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.analysis.statistics import Estimate, estimate_shares
 from paceline.analysis.steps.split import PARTS, mean_split, split_of
-from paceline.analysis.steps.timing import counted_steps, profiled_steps, windows_of
+from paceline.analysis.steps.timing import counted_steps, profiled_steps, windows_of_attempt
 from paceline.records import RunRecord
 from paceline.records.summary import Split
 
@@ -71,7 +71,7 @@ def _over_ranks(run: RunRecord, splits: dict[int, Split]) -> Split:
 
     Under an asynchronous strategy, slow ranks have fewer steps and so a smaller weight.
     """
-    windows = windows_of(run)
+    windows = windows_of_attempt(run)
     steps = {rank: int(counted_steps(windows, len(rows)).sum()) for rank, rows in run.steps.items()}
     return _known(mean_split(list(splits.values()), [max(1, steps.get(rank, 1)) for rank in splits]))
 
@@ -106,7 +106,7 @@ def _splits_of(run: RunRecord) -> dict[int, Split]:
     kept = {rank.rank: rank.split for rank in (run.summary.ranks if run.summary else []) if rank.split}
     if kept:
         return kept
-    profiled = profiled_steps(windows_of(run))
+    profiled = profiled_steps(windows_of_attempt(run))
     splits = {rank: split_of(timeline, profiled) for rank, timeline in run.timelines.items()}
     return {rank: split for rank, split in splits.items() if split is not None}
 

@@ -54,6 +54,12 @@ class WindowTotals:
             totals.add(window)
         return totals
 
+    def resume(self, windows: Iterable[WindowTime], *, steps: int, wall_s: float) -> None:
+        """Continue a run of so many steps and seconds, of whose windows some may not be known."""
+        for window in windows:
+            self.add(window)
+        self.steps, self.wall_s = steps, wall_s
+
     def add(self, window: WindowTime) -> None:
         """Add the next window."""
         if window.profiled:
@@ -87,10 +93,17 @@ def counted_windows(windows: Sequence[WindowTime]) -> list[WindowTime]:
 
 def windows_of(record: RunRecord) -> list[WindowTime]:
     """Return the windows of a run, also of an interrupted one."""
-    return [
-        WindowTime(len(log.losses), log.wall_s, profiled=log.profiled, warm_up=log.warm_up)
-        for log in record.events_of(LogEvent)
-    ]
+    return [window_of(log) for log in record.events_of(LogEvent)]
+
+
+def windows_of_attempt(record: RunRecord) -> list[WindowTime]:
+    """Return the windows of the steps in the files of ranks: those since a run resumed, or all of them."""
+    return [window_of(log) for log in record.events_of(LogEvent) if log.step > record.first_step]
+
+
+def window_of(log: LogEvent) -> WindowTime:
+    """Return the window that an event describes."""
+    return WindowTime(len(log.losses), log.wall_s, profiled=log.profiled, warm_up=log.warm_up)
 
 
 def profiled_steps(windows: Iterable[WindowTime]) -> frozenset[int]:
@@ -112,7 +125,7 @@ def counted_steps(windows: Sequence[WindowTime], steps: int) -> npt.NDArray[np.b
 
 def includes_warm_up(record: RunRecord) -> bool:
     """Return whether a run is so short that its means include warm-up steps."""
-    windows = windows_of(record)
+    windows = windows_of_attempt(record)
     lengths = [len(steps) for steps in record.steps.values() if len(steps)]
     return any(not counted_steps(windows, length)[WARM_UP_STEPS:].any() for length in lengths)
 

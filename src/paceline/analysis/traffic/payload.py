@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.analysis.steps.timing import profiled_steps, windows_of
+from paceline.analysis.steps.timing import profiled_steps, windows_of_attempt
 from paceline.analysis.traffic.wire import analysed_steps
 from paceline.plans import Operation, Plan, Transfer
 from paceline.plans.operations import gloo_operation
@@ -188,7 +188,9 @@ def _expected(run: RunRecord, ranks: int) -> tuple[str | None, _Expected | None]
         return PLAN, _Expected.of(traffic.links)
     if not run.lockstep:  # Asynchronous: the bytes of a pair depend on the speed of the ranks.
         return None, None
-    steps = analysed_steps(run.timelines[0], profiled_steps(windows_of(run))).tolist() if 0 in run.timelines else []
+    steps = (
+        analysed_steps(run.timelines[0], profiled_steps(windows_of_attempt(run))).tolist() if 0 in run.timelines else []
+    )
     links = recorded_links(run.timelines, steps, ranks) if steps else None
     return (None, None) if links is None else (RECORDED_OPERATIONS, _Expected.of(links, len(steps)))
 

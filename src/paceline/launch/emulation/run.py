@@ -22,7 +22,7 @@ from paceline.launch.emulation.network import address_of
 from paceline.launch.launcher_process import Notify
 from paceline.measure.cores import usable_cores
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 FOLLOWERS_EXIT_S = 15.0
 """Seconds after the exit of host 0 in which the other hosts must exit by themselves."""
 LEADER_EXIT_S = 30.0
@@ -51,18 +51,24 @@ def run_emulated(
         notify(f"{format_hosts(specs)}{limits}, {address_of(0)}{others}")
         _warn_if_oversubscribed(launch, len(specs), notify)
         prepare()
-        return run_on_all(hosts, (sys.executable, "-m", "paceline", *arguments), notify)
+        program = (sys.executable, "-m", "paceline", *arguments)
+        return run_on_all(hosts, program, notify, may_lose_hosts=launch.min_hosts is not None)
 
 
-def run_on_all(hosts: Sequence[EmulatedHost], command: Sequence[str], notify: Notify) -> int:
-    """Run a program on every host and wait for all; return the exit code of host 0."""
+def run_on_all(
+    hosts: Sequence[EmulatedHost], command: Sequence[str], notify: Notify, *, may_lose_hosts: bool = False
+) -> int:
+    """Run a program on every host and wait for all; return the exit code of host 0.
+
+    With `may_lose_hosts`, host 0 goes on after the failure of another.
+    """
     processes: list[_HostProcess] = []
     # Signals that this process ignores, as under nohup, are ignored on all hosts.
     stop_signals = frozenset(number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
     with _blocked_signals({*stop_signals, signal.SIGCHLD}):
         try:
             processes += [_start(host, command) for host in hosts]
-            running = _HostProcesses(processes, stop_signals)
+            running = _HostProcesses(processes, stop_signals, may_lose_hosts=may_lose_hosts)
             code = running.wait()
             running.show_unexplained_failures(notify)
         finally:
@@ -120,10 +126,13 @@ def _start(host: EmulatedHost, command: Sequence[str]) -> _HostProcess:
 class _HostProcesses:
     """Processes of the command on all hosts."""
 
-    def __init__(self, processes: Sequence[_HostProcess], stop_signals: Set[signal.Signals]) -> None:
+    def __init__(
+        self, processes: Sequence[_HostProcess], stop_signals: Set[signal.Signals], *, may_lose_hosts: bool
+    ) -> None:
         self.leader, *self.followers = self.processes = list(processes)
+        self.may_lose_hosts = may_lose_hosts
         self.stop_signals = stop_signals
-        self.interrupts = 0
+        self.received: set[signal.Signals] = set()
         self.terminated_at_s: dict[int, float] = {}
 
     def wait(self) -> int:
@@ -139,7 +148,7 @@ class _HostProcesses:
         """Show the output of hosts that failed before host 0 ended, unless host 0 has the same exit code."""
         for process in self.followers:
             first = (process.ended_s or 0.0) <= (self.leader.ended_s or 0.0)
-            if process.code in (0, self.leader.code) or self.interrupts or not first or process.output is None:
+            if process.code in (0, self.leader.code) or self.received or not first or process.output is None:
                 continue
             process.output.seek(0)
             output_lines = process.output.read().rstrip().splitlines()[-_MAX_SHOWN_LINES:]
@@ -159,19 +168,20 @@ class _HostProcesses:
         return [process for process in self.processes if process.process.returncode is None]
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second one, unless it is Ctrl-C.
+        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second SIGTERM or SIGHUP.
 
         Ctrl-C is forwarded each time: users press it repeatedly, and host 0 must still report what was measured.
         """
-        self.interrupts += 1
-        kill = self.interrupts > 1 and number != signal.SIGINT
+        kill = number in self.received and number in (signal.SIGTERM, signal.SIGHUP)
+        self.received.add(number)
         for process in self._alive():
             process.process.send_signal(signal.SIGKILL if kill else number)
 
     def _stop_orphans(self, now: float) -> None:
         """Terminate, and later kill, processes that still wait for a host that has ended."""
         # After Ctrl-C all hosts stop, and host 0 has no time limit for its report.
-        failed = [p.ended_s for p in self.followers if p.ended_s is not None and p.code != 0 and not self.interrupts]
+        has_limit = not self.received and not self.may_lose_hosts
+        failed = [p.ended_s for p in self.followers if p.ended_s is not None and p.code != 0 and has_limit]
         for process in self._alive():
             if process is self.leader:
                 since, limit_s = min(failed, default=None), LEADER_EXIT_S

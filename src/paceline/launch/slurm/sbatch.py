@@ -12,13 +12,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import LaunchError, UsageError
+from paceline.errors import LaunchError, PreemptedError, UsageError
 from paceline.launch.slurm.scontrol import scontrol
 
 JOB_ID = "%j"
 """Slurm's file name pattern for the job ID, used until Slurm has assigned the ID."""
 SbatchOptions = Sequence[tuple[str, ...]]
 """Options of sbatch: each a tuple of the option and, if it is a separate word, its value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requeue:
+    """Job that Slurm starts again after preemption, the loss of a host, or its time limit."""
+
+    grace_s: int
+    """Seconds before the time limit at which the tasks are asked to stop."""
+    arguments: tuple[str, ...]
+    """Arguments that make the command go on in its folder, or begin if there is nothing to go on from."""
+
+    @property
+    def options(self) -> list[str]:
+        """Options of sbatch. Without `B:`, the signal goes to the tasks of srun, not to the batch script."""
+        return ["--requeue", "--open-mode=append", f"--signal=USR1@{self.grace_s}"]
+
+    def lines(self, srun: str) -> list[str]:
+        """Return the lines of the script that run the command, and queue the job again if a signal stopped it."""
+        return [
+            "code=0",
+            f"{srun} || code=$?",
+            "# Slurm queues a job again after preemption, but not at its time limit.",
+            f'if [ "$code" -eq {PreemptedError.exit_code} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+            'exit "$code"',
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +65,8 @@ class BatchJob:
     """Further options of sbatch; they override those that Paceline sets."""
     output: str = ""
     """Log file, with Slurm's file name patterns; empty for slurm-%j.out."""
+    requeue: Requeue | None = None
+    """Way in which the job goes on when Slurm starts it again; None if it does not."""
 
     @property
     def name(self) -> str:
@@ -87,7 +114,9 @@ class BatchJob:
         ranks = [f"--nodes={self.hosts}", f"--ntasks-per-node={self.ranks_per_host}"]
         # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
         ranks += [f"--cpus-per-task={self.cpus_per_rank}"] if self.cpus_per_rank is not None else []
-        own = [f"--job-name=paceline-{self.command[0]}", f"--output={output}", "--no-requeue", *ranks]
+        again = ["--no-requeue"] if self.requeue is None else self.requeue.options
+        own = [f"--job-name=paceline-{self.command[0]}", f"--output={output}", *again, *ranks]
+        srun = " ".join(["srun", *ranks, shlex.quote(sys.executable), "-m paceline", *self._arguments()])
         options = [(option,) for option in own] + list(self.options)
         return "\n".join(
             [
@@ -95,7 +124,7 @@ class BatchJob:
                 *["#SBATCH " + " ".join(map(_quote_for_sbatch, option)) for option in options],
                 "set -euo pipefail",
                 f"cd {shlex.quote(str(self.folder))}",
-                " ".join(["srun", *ranks, shlex.quote(sys.executable), "-m paceline", *self._arguments()]),
+                *([srun] if self.requeue is None else self.requeue.lines(srun)),
                 "",
             ]
         )
@@ -104,7 +133,7 @@ class BatchJob:
         name, *rest = map(shlex.quote, self.command)
         # Before all other options: arguments after `--` belong to the user's script.
         out = [f'--out "{self.records.replace(JOB_ID, "${SLURM_JOB_ID}")}"'] if self.add_out_option else []
-        return [name, *out, *rest]
+        return [name, *out, *([] if self.requeue is None else self.requeue.arguments), *rest]
 
 
 def submit_job(script: str, file: Path | None) -> int:

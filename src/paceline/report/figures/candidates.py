@@ -184,6 +184,16 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         terminal=InTerminal("CPU/step", 2),
     ),
     Figure(
+        key="checkpoint_share",
+        heading="Checkpoints",
+        format=ACCURACY,
+        definition="Share of the run's time that checkpoints cost: the time for which training waits for them, and the "
+        "time that steps take longer while one is written in the background. It is not part of the time per step, "
+        "because checkpoints are written between the timed windows, and its second part is lost in a median.",
+        is_estimate=True,
+        terminal=InTerminal("checkpoints", 8),
+    ),
+    Figure(
         key="staleness",
         heading="Gradient staleness",
         format=TENTHS,

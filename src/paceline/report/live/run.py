@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -32,10 +33,12 @@ from paceline.records.decoder import read_model
 from paceline.records.description import RecordedRecipe
 from paceline.records.events import (
     RUN_EVENTS,
+    CheckpointEvent,
     ConfigEvent,
     EpochEvent,
     EvaluationEvent,
     LogEvent,
+    ResumedEvent,
     StartEvent,
     decode_event,
 )
@@ -50,14 +53,17 @@ STEP, EVALUATION = Part("step"), Part("evaluation")
 class Tail:
     """Reader of the new, complete lines of a growing file."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, from_end: bool = False) -> None:
+        """Read a file from its beginning, or from its present end."""
         self._file = file
-        self._offset = 0
+        self._offset = file.stat().st_size if from_end and file.exists() else 0
 
     def new_lines(self) -> list[str]:
         """Return the lines completed since the last call."""
         try:
             with self._file.open("rb") as stream:
+                if stream.seek(0, os.SEEK_END) < self._offset:  # A restart wrote the file anew.
+                    self._offset = 0
                 stream.seek(self._offset)
                 text = stream.read()
         except OSError:  # The file does not exist yet; if it never will, the writing process reports why.
@@ -129,7 +135,7 @@ class LiveRun(FolderFollower):
     def __init__(self, folder: Path, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
-        self._events = EventTail(folder / EVENTS_FILE)
+        self._events = EventTail(folder / EVENTS_FILE, from_end=True)
         self._steps = Tail(folder / steps_file(0))
         progress = Progress(
             SpinnerColumn(),
@@ -173,6 +179,10 @@ class LiveRun(FolderFollower):
                     self._on_epoch(event)
                 case EvaluationEvent():
                     self._on_evaluation(event)
+                case CheckpointEvent():
+                    self._on_checkpoint(event)
+                case ResumedEvent():
+                    self._on_resumed(event)
             self._last_event_s = event.time_s
         rows = sum(not line.startswith("step") for line in self._steps.new_lines())
         self._trained += rows
@@ -275,6 +285,19 @@ class LiveRun(FolderFollower):
     def _on_epoch(self, event: EpochEvent) -> None:
         self._progress.update(self._task, description=f"trained {plural(event.epoch + 1, 'epoch')}")
 
+    def _on_checkpoint(self, event: CheckpointEvent) -> None:
+        """Print a warning if a checkpoint could not be written."""
+        if event.error is not None:
+            self._print(f"warning: {escape(event.error)}")
+
+    def _on_resumed(self, event: ResumedEvent) -> None:
+        for warning in event.warnings:
+            self._print(f"warning: {escape(warning)}")
+        self._trained = event.step
+        self._print(escape(resumed_line(event, self._topology)))
+        for lost in event.lost:
+            self._print(f"warning: not resumed: {escape(lost)}")
+
     def _on_evaluation(self, event: EvaluationEvent) -> None:
         """Print the result, unless it is the only one: the summary of the run has that of the end."""
         self._estimator.measure(EVALUATION, max(0.0, event.time_s - self._last_event_s))
@@ -285,6 +308,18 @@ class LiveRun(FolderFollower):
         epoch = "" if event.epoch is None else f"  epoch {event.epoch + 1:>3}"
         rate = "" if self._lr is None else f", lr {short(self._lr, 3)}"
         self._print(f"step {event.step:>6}{epoch}  {format_evaluation(event.test)}{rate}")
+
+
+def resumed_line(event: ResumedEvent, topology: Topology | None) -> str:
+    """Describe where a run goes on, as in "resumed at step 1,200, 37 steps done again"."""
+    words = [f"resumed at step {whole(event.step)}" if event.checkpoint else "started again from the beginning"]
+    if event.redone:
+        words.append(f"{plural(event.redone, 'step')} done again")
+    if topology is not None and event.ranks_before and event.ranks_before != topology.workers:
+        words.append(f"on {plural(topology.workers, 'rank')} instead of {event.ranks_before}, same global batch")
+    if topology is not None and event.strategy_before not in ("", topology.strategy):
+        words.append(f"under {topology.strategy} instead of {event.strategy_before}")
+    return ", ".join(words)
 
 
 def format_evaluation(test: EvaluationResult) -> str:

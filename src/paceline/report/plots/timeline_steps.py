@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.activity import StepActivity, step_activities
 from paceline.analysis.steps.split import WARM_UP_STEPS
-from paceline.analysis.steps.timing import profiled_steps, windows_of
+from paceline.analysis.steps.timing import profiled_steps, windows_of_attempt
 from paceline.records.experiment import Candidate
 from paceline.records.reader import RunRecord
 from paceline.records.timeline import NO_PEER, Purpose, RowKind, Timeline
@@ -67,7 +67,7 @@ def typical_steps(comparison: Comparison, candidate: Candidate) -> list[Timeline
     if run is None:
         return []
     ranks = _shown_ranks(sorted(run.timelines))
-    chosen = _typical_steps([run.timelines[rank] for rank in ranks], profiled_steps(windows_of(run)))
+    chosen = _typical_steps([run.timelines[rank] for rank in ranks], profiled_steps(windows_of_attempt(run)))
     done = {rank: {one.step: one for one in step_activities(run.timelines[rank], chosen)} for rank in ranks}
     return [
         _timeline_step(candidate, which, run, [done[rank][step] for rank in ranks], ranks)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from paceline.analysis.checkpoints import checkpoint_cost
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import validation_curve
 from paceline.analysis.resources import host_usage, usage
@@ -78,8 +79,10 @@ def evaluations_json(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def run_json(run: RunRecord) -> dict[str, Any]:
-    """Return JSON data that a run's summary lacks: evaluations, operators of the lowest profiled rank, resource use."""
+    """Return JSON data that a run's summary lacks: evaluations, checkpoints, profiled operators, resource use."""
+    cost = checkpoint_cost(run)
     return {
+        "checkpoints": None if cost is None else asdict(cost) | {"share": cost.share},
         "evaluations": evaluations_json(run),
         "operators": operators_json(run),
         "resources": usage_json(run),

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.analysis.caveats import over_subscription
+from paceline.analysis.checkpoints import CheckpointCost, checkpoint_cost
 from paceline.analysis.divergence import divergence_cause, divergence_of, divergence_place
 from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
@@ -88,6 +89,17 @@ def replicas_sentence(replicas: ReplicaComparisons) -> str:
     return f"replicas: {found} in {plural(replicas.checks, 'check')} ({seconds(replicas.seconds)}{share})"
 
 
+def checkpoints_sentence(cost: CheckpointCost) -> str:
+    """Return the number of checkpoints and what they cost."""
+    failed = f", {cost.failed} could not be written" if cost.failed else ""
+    sizes = f" of {size(cost.bytes)}" if cost.written else ""
+    slowed = f", and steps took {seconds(cost.slowed_s)} longer beside them" if cost.slowed_s else ""
+    return (
+        f"checkpoints: {cost.written}{sizes}{failed}; training waited {seconds(cost.stall_s)} for them{slowed}: "
+        f"{percent(cost.share, 2)} of the run's time"
+    )
+
+
 def best_sentence(best: BestEvaluation) -> str:
     """Return the best evaluation while training."""
     epoch = "" if best.epoch is None else f" (epoch {best.epoch + 1})"
@@ -136,6 +148,9 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
     if summary.replicas:
         yield replicas_sentence(summary.replicas)
+    cost = checkpoint_cost(record)
+    if cost is not None:
+        yield checkpoints_sentence(cost)
     times = [rank.step_s for rank in summary.ranks if rank.step_s]
     together = record.topology.exchanges and record.lockstep
     if together and times and max(times) > (1 + UNEVEN) * min(times):

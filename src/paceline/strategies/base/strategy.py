@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -19,6 +19,7 @@ from paceline.comm.tensor_layout import check_same_model
 from paceline.errors import UsageError, WorkloadError
 from paceline.formatting import plural
 from paceline.records.timeline import Purpose
+from paceline.strategies.base.optimizer_state import clone_tensors, load_optimizer_state
 from paceline.strategies.base.scaling import scaler_argument, unscale
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
@@ -48,6 +49,10 @@ class State:
     """State of the optimiser by parameter name."""
     per_rank: dict[str, Any] = field(default_factory=dict)
     """State of this rank only, such as the error feedback of a compression."""
+
+    def copy(self) -> State:
+        """Return a copy that later steps do not change; tensors that share their memory do so in the copy too."""
+        return State(*clone_tensors([self.model, self.optimizer, self.per_rank]))
 
 
 class Strategy(ABC):
@@ -130,18 +135,24 @@ class Strategy(ABC):
         yield self.model
 
     def state(self) -> State:
-        """Return the state that a checkpoint keeps."""
+        """Return the state that a checkpoint keeps, on every rank.
+
+        Its tensors are those that are trained, so the next step changes them: copy it (`State.copy`) to keep it.
+        """
         self.finish()
         names = {id(p): name for name, p in self.parameters}
-        kept = {names[id(p)]: clone_tensors(values) for p, values in self.optimizer.state.items()}
-        return State(model=clone_tensors(self.model.state_dict()), optimizer=kept)
+        kept = {names[id(p)]: dict(values) for p, values in self.optimizer.state.items() if values}
+        return State(model=dict(self.model.state_dict()), optimizer=kept)
 
     def load(self, state: State) -> list[str]:
         """Continue from a state of any world size or strategy; return a description of each part that was not used."""
         self.model.load_state_dict(state.model)
-        for name, parameter in self.parameters:
-            self.optimizer.state[parameter] = clone_tensors(state.optimizer.get(name, {}))
-        return [f"{key} of another strategy" for key in state.per_rank]
+        load_optimizer_state(self.optimizer, self.parameters, state.optimizer)
+        trained = {name for name, _ in self.parameters}
+        untrained = [
+            f"the optimiser's state of {name}, which is not trained" for name in state.optimizer.keys() - trained
+        ]
+        return [*sorted(untrained), *(f"{key} of another strategy" for key in state.per_rank)]
 
     def close(self) -> None:
         """Remove all hooks, and release threads, process groups and shared memory."""
@@ -227,11 +238,6 @@ def uses_one_rank(strategy: Strategy, world_size: int) -> bool:
     """Return whether only one rank trains and all others are idle, for any world size."""
     roles = strategy.roles(max(2, world_size))
     return roles.count(Role.IDLE) == len(roles) - 1
-
-
-def clone_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, with each tensor cloned."""
-    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from paceline.comm.group import Comm
 from paceline.comm.json_messages import JsonMessage, receive_json_message, send_json_message, send_typed
 from paceline.comm.packed_tensors import PackedTransfer, naming_peer
 from paceline.records.timeline import Purpose
-from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, clone_tensors
+from paceline.strategies.base.optimizer_state import load_optimizer_state
+from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters
 from paceline.strategies.parameter_server.optimizer_settings import OptimizerSettings
 from paceline.strategies.parameter_server.protocol import (
     GRADIENTS,
@@ -27,7 +28,7 @@ from paceline.strategies.parameter_server.protocol import (
     ServerRequest,
     untimed_group,
 )
-from paceline.strategies.parameter_server.server_shard import ServerShard, optimizer_state_of, state_to_device
+from paceline.strategies.parameter_server.server_shard import ServerShard, optimizer_state_of
 from paceline.strategies.parameter_server.staleness import StalenessLimit
 from paceline.strategies.parameter_server.step_marks import Verdict, compare_marks
 
@@ -212,11 +213,9 @@ class Server(ABC):
 
     def load(self, weights: Sequence[Tensor], state: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from other weights and an optimiser state."""
-        own = state_to_device({name: state.get(name, {}) for name in self.names}, self._device)
         with self._lock, torch.no_grad():
             torch._foreach_copy_([parameter.detach() for parameter in self.parameters], list(weights))
-            for name, parameter in zip(self.names, self.parameters, strict=True):
-                self.optimizer.state[parameter] = clone_tensors(own[name])
+            load_optimizer_state(self.optimizer, zip(self.names, self.parameters, strict=True), state)
 
     def serve_group(self, exchange: GroupExchange) -> None:
         """Execute the requests of a group's lead until the group leaves."""

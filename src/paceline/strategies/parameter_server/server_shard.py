@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.comm.packed_tensors import PackedTensors, PackedTransfer
 from paceline.plans.parameter_server import MARK_BYTES
-from paceline.strategies.base.strategy import clone_tensors
+from paceline.strategies.base.optimizer_state import clone_tensors
 from paceline.strategies.parameter_server.protocol import GRADIENTS, WEIGHTS
 from paceline.strategies.parameter_server.step_marks import StepMark, Verdict
 

@@ -11,12 +11,12 @@ from paceline.comm.clocks import clock_offsets
 from paceline.records.summary import ClockDrift
 
 
-def start_clocks(comm: Comm) -> None:
-    """Set time 0 of every rank's stopwatch to the same time on rank 0's clock."""
+def start_clocks(comm: Comm, elapsed_s: float = 0.0) -> None:
+    """Set every rank's stopwatch to `elapsed_s` at the same time on rank 0's clock."""
     assert comm.stopwatch is not None
     offset_s = clock_offsets(comm, time.perf_counter)[comm.rank]
     moment_s = float(comm.control.gather(torch.tensor([time.perf_counter()], dtype=torch.float64))[0])
-    comm.stopwatch.clock.set_origin(moment_s + offset_s)
+    comm.stopwatch.clock.set_origin(moment_s + offset_s - elapsed_s)
 
 
 def measure_drift(comm: Comm) -> ClockDrift:

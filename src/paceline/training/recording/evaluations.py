@@ -67,14 +67,20 @@ class Evaluations:
         self._held_out = held_out
         self._recording = recording
         self._last: EvaluationEvent | None = None
-        self._epochs = 0
+        self.last_step: int | None = None
+        """Steps done at the last evaluation; None before the first."""
+        self.epochs = 0
         """Epochs completed at the last evaluation while training."""
+
+    def resume(self, best: BestEvaluation | None, *, last_step: int | None, epochs: int) -> None:
+        """Go on after the evaluations of a run that resumes."""
+        self.best, self.last_step, self.epochs = best, last_step, epochs
 
     def run_if_due(self, step: int, epochs: int) -> None:
         """Evaluate between two windows, after `step` steps and `epochs` whole epochs, if `--eval-every` asks for it."""
         if not self._is_due(step, epochs) or self._recording.windows.is_profiling:
             return
-        self._epochs = epochs
+        self.epochs = epochs
         with kept_random_state(self._sync.comm.device):  # A user's loss may draw random numbers.
             self._recording.write_event(self._evaluate(step))
         if self._sync.payload is not None:  # What evaluation sends does not belong to the next window.
@@ -95,9 +101,8 @@ class Evaluations:
     def _is_due(self, step: int, epochs: int) -> bool:
         every = self._config.eval_steps
         if every is None:
-            return bool(self._config.eval_every) and epochs > self._epochs
-        done = 0 if self._last is None else self._last.step or 0
-        return step // every > done // every
+            return bool(self._config.eval_every) and epochs > self.epochs
+        return step // every > (self.last_step or 0) // every
 
     def _evaluate(self, step: int) -> EvaluationEvent:
         """Evaluate the agreed weights, split among the ranks."""
@@ -110,6 +115,7 @@ class Evaluations:
             loss=found.loss, accuracy=found.accuracy, samples=found.samples, available=source.samples
         )
         self._last = EvaluationEvent(step=step, epoch=self._recording.windows.epoch, test=test)
+        self.last_step = step
         self._keep_best(self._last)
         return self._last
 

@@ -22,10 +22,11 @@ from paceline.records.summary import RankSummary
 from paceline.records.timeline import read_timeline, timeline_file
 from paceline.training.recording import results
 from paceline.training.recording.clock_sync import start_clocks
+from paceline.training.recording.history import Resumed
 from paceline.training.recording.run_recorder import RunRecorder, WriteEvent, discard_event
 from paceline.training.recording.step_recorder import StepRecorder
 from paceline.training.recording.tensorboard import TensorBoardWriter
-from paceline.training.recording.windows import Windows
+from paceline.training.recording.windows import Boundaries, Windows
 from paceline.training.sync import Sync
 
 
@@ -35,7 +36,8 @@ class Recording:
     Call `describe` before the strategy is attached and `start` after it. Training goes through `stopwatch`,
     `step_recorder` and `windows`. `summarise` and `finish` follow it, `close` ends the recording in any case.
 
-    `first_on_host` is whether this rank is the first on its host; `on_event` is called with each event of the run.
+    `first_on_host` is whether this rank is the first on its host; `on_event` is called with each event of the run. The
+    record of a run that has `resumed` goes on in the same folder.
     """
 
     step_recorder: StepRecorder
@@ -49,6 +51,7 @@ class Recording:
         *,
         first_on_host: bool = False,
         on_event: WriteEvent = discard_event,
+        resumed: Resumed | None = None,
     ) -> None:
         assert comm.stopwatch is not None, "only a comm with a stopwatch can be recorded"
         self.stopwatch = comm.stopwatch
@@ -57,8 +60,10 @@ class Recording:
         self._folder = folder
         self._first_on_host = first_on_host
         self._peak_is_ours = reset_peak(comm.device)
-        start_clocks(comm)
-        self._recorder = RunRecorder(folder, comm.rank, self.stopwatch.clock.now, on_event)
+        self._resumed = resumed
+        continued_s = None if resumed is None else resumed.recorded.time_s
+        start_clocks(comm, continued_s or 0.0)
+        self._recorder = RunRecorder(folder, comm.rank, self.stopwatch.clock.now, on_event, continued_s=continued_s)
         self._monitor: RunMonitor | None = None
 
     def describe(self, settings: Settings, topology: Topology, command: str | None) -> None:
@@ -76,7 +81,12 @@ class Recording:
         """Prepare for the first step. With `steps_only` there is no profile, and resources are not monitored."""
         config, recorder = self._config, self._recorder
         self._sync = sync
-        self.step_recorder = StepRecorder(self.stopwatch, recorder.steps, recorder.timeline if config.events else None)
+        self.step_recorder = StepRecorder(
+            self.stopwatch,
+            recorder.steps,
+            recorder.timeline if config.events else None,
+            0 if self._resumed is None else self._resumed.step,
+        )
         profiler = None if steps_only else self._make_profiler()
         self.windows = Windows(
             sync,
@@ -85,7 +95,8 @@ class Recording:
             recorder.write_event,
             profiler,
             config.seconds,
-            config.eval_steps,
+            boundaries_of(config),
+            self._resumed,
         )
         if not steps_only:
             self._start_monitoring()
@@ -130,7 +141,8 @@ class Recording:
         samples = self._monitor.sampler.samples()
         used = usage_between(rank, samples, *(totals.span_s or training_time(samples, steps=None)))
         timeline = self._folder.path / timeline_file(rank)
-        without = self.windows.totals.profiled_steps
+        first = self.windows.first_step
+        without = frozenset(step - first for step in self.windows.totals.profiled_steps if step >= first)
         split = split_of(read_timeline(timeline), without) if timeline.is_file() else None
         peak = peak_bytes(self._comm.device) if self._peak_is_ours else None
         return totals.summary(rank, used=used, peak_bytes=peak, split=split)
@@ -152,3 +164,10 @@ class Recording:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def boundaries_of(config: RunConfig) -> Boundaries:
+    """Return the steps and times at which a run evaluates or writes a checkpoint."""
+    interval = config.checkpoint_interval
+    steps = (config.eval_steps, None if interval is None else interval.steps)
+    return Boundaries(tuple(every for every in steps if every), None if interval is None else interval.seconds)

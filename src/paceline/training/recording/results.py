@@ -26,7 +26,10 @@ def summarise(strategy: str, sync: Sync, own: RankSummary, windows: Windows) -> 
     """Return the figures of the run from each rank's own, the same on every rank; called on every rank."""
     ranks = gather_typed(own, RankSummary, sync.comm.control)
     totals = windows.totals
-    samples = sum(rank.samples for rank in ranks) / (totals.steps or 1)
+    samples = sum(rank.samples for rank in ranks) / (totals.steps - windows.first_step or 1)
+    average_loss, accuracy = _over_ranks(ranks)
+    if windows.first_step:  # Ranks know only the steps since the run resumed.
+        average_loss, accuracy = windows.trained.average_loss, windows.trained.accuracy
     step_s = totals.step_s
     return Summary(
         strategy=strategy,
@@ -34,8 +37,8 @@ def summarise(strategy: str, sync: Sync, own: RankSummary, windows: Windows) -> 
         train_s=totals.wall_s,
         step_s=step_s,
         samples_per_s=samples / step_s if step_s else None,
-        average_loss=_weighted([(rank.average_loss, rank.samples - rank.skipped_samples) for rank in ranks]),
-        train_accuracy=_weighted([(rank.accuracy, rank.samples - rank.skipped_samples) for rank in ranks]),
+        average_loss=average_loss,
+        train_accuracy=accuracy,
         ranks=ranks,
         servers=sync.comm.servers,
         traffic=planned_traffic(strategy, sync),
@@ -64,6 +67,13 @@ def estimate_epochs(config: RunConfig, source: Source, step_s: float | None) -> 
     if config.steps is None or config.epochs is None or not per_epoch or not step_s:
         return None
     return EpochEstimate(epochs=config.epochs, seconds=step_s * per_epoch * config.epochs)
+
+
+def _over_ranks(ranks: list[RankSummary]) -> tuple[float | None, float | None]:
+    """Return the average loss and the accuracy over the samples of all ranks."""
+    trained = [rank.samples - rank.skipped_samples for rank in ranks]
+    losses = _weighted([(rank.average_loss, samples) for rank, samples in zip(ranks, trained, strict=True)])
+    return losses, _weighted([(rank.accuracy, samples) for rank, samples in zip(ranks, trained, strict=True)])
 
 
 def _weighted(figures: list[tuple[float | None, int]]) -> float | None:

@@ -35,11 +35,18 @@ class RunRecorder:
     """Writer of one rank's part of a run's record."""
 
     def __init__(
-        self, folder: RunFolder, rank: int, now: Callable[[], float], on_event: WriteEvent = discard_event
+        self,
+        folder: RunFolder,
+        rank: int,
+        now: Callable[[], float],
+        on_event: WriteEvent = discard_event,
+        *,
+        continued_s: float | None = None,
     ) -> None:
+        """Open the record. With `continued_s`, it has events until that time, which are kept."""
         self.folder = folder
         self._rank = rank
-        self._events = EventWriter(folder, now) if rank == 0 else None
+        self._events = EventWriter(folder, now, continued_s=continued_s) if rank == 0 else None
         self._on_event = on_event
         self._listeners: list[RecordListener] = []
 

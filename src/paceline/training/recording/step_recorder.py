@@ -56,12 +56,19 @@ class WindowFigures:
     correct: int | None
     wall_s: float
     """Wall time of the slowest rank; the same on all ranks."""
+    loss_sum: float
+    """Sum of the losses of all samples, without those of skipped steps."""
+    with_loss: int
+    """Samples in that sum."""
 
 
 class StepRecorder:
     """Recorder of the steps of one rank."""
 
-    def __init__(self, stopwatch: Stopwatch, writer: StepWriter, timeline: TimelineWriter | None) -> None:
+    def __init__(
+        self, stopwatch: Stopwatch, writer: StepWriter, timeline: TimelineWriter | None, first_step: int = 0
+    ) -> None:
+        """Record the steps from number `first_step` on, at which the run starts or resumes."""
         self._stopwatch = stopwatch
         self._writer = writer
         self._timeline = timeline
@@ -73,7 +80,7 @@ class StepRecorder:
         self._window: list[tuple[int, StepRow, bool]] = []
         """(global step number, row, whether it was skipped) of each step in the open window."""
         self._flushed_s = time.perf_counter()
-        self.step = 0
+        self.step = first_step
         """Number of the next step."""
         self.totals = RankTotals()
         """Sums over the steps of this rank in closed windows."""
@@ -146,6 +153,8 @@ class StepRecorder:
             samples=int(samples.sum()),
             correct=None if uncounted.any() else int(correct.sum()),
             wall_s=control.largest(wall_s),
+            loss_sum=float(losses[skipped == 0].sum()),
+            with_loss=int(known[skipped == 0].sum()),
         )
 
     def _row(self, number: int, step: _PendingStep) -> StepRow:

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +15,7 @@ from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.analysis.steps.timing import WindowTime, WindowTotals
 from paceline.measure.profiler import StepProfiler
 from paceline.records.events import LogEvent
+from paceline.training.recording.history import Resumed, TrainedTotals
 from paceline.training.recording.run_recorder import WriteEvent
 from paceline.training.recording.step_recorder import StepRecorder
 from paceline.training.sync import Sync
@@ -28,6 +30,24 @@ LONG_WINDOW_S, MIN_STEPS = 10.0, 100
 the slowest; in windows of this length that wait is a small part."""
 
 
+@dataclass(frozen=True)
+class Boundaries:
+    """Times at which something happens between two windows: evaluations and checkpoints."""
+
+    steps: tuple[int, ...] = ()
+    """Numbers of steps of whose multiples windows end at each."""
+    seconds: float | None = None
+    """Seconds of training of whose multiples windows end at each, to the nearest step."""
+
+    @property
+    def divides(self) -> bool:
+        """Whether they may divide the warm-up of a run into several windows."""
+        return bool(self.steps) or self.seconds is not None
+
+
+NO_BOUNDARIES = Boundaries()
+
+
 class Windows:
     """Windows of one run; every rank opens and closes them at the same steps."""
 
@@ -39,22 +59,28 @@ class Windows:
         write_event: WriteEvent,
         profiler: StepProfiler | None = None,
         seconds: float | None = None,
-        eval_steps: int | None = None,
+        boundaries: Boundaries = NO_BOUNDARIES,
+        resumed: Resumed | None = None,
     ) -> None:
-        """Make the windows of a run that ends after `seconds`; ranks that step together evaluate every `eval_steps`."""
+        """Make the windows of a run that ends after `seconds`, and that may have `resumed`.
+
+        Windows of ranks that step together end at the `boundaries`.
+        """
         self.totals = WindowTotals()
         """Sums over the closed windows."""
         self.epoch_ends: list[int] = []
         """Steps at which epochs have ended, known once a step of the next epoch is in a window."""
         self.divergence = DivergenceDetector()
         """Divergence of the loss over all ranks; the same on each."""
+        self.trained = TrainedTotals()
+        """Sums over all samples of the whole run."""
         self._sync = sync
         self._step_recorder = step_recorder
         self._log_every = log_every
         self._write_event = write_event
         self._profiler = profiler
         self._seconds = seconds
-        self._eval_steps = eval_steps if sync.strategy.lockstep else None
+        self._boundaries = boundaries if sync.strategy.lockstep else NO_BOUNDARIES
         self._logs_per_window = 1
         self._rates: dict[int, float] = {}
         """Learning rate of the steps of the open window that this rank trains, as far as the loop reports it."""
@@ -62,11 +88,27 @@ class Windows:
         """Epoch of the last step before the open window."""
         self._step = 0
         """Steps before the open window."""
+        self.first_step = 0
+        """Step at which the run started or resumed."""
+        if resumed is not None:
+            self._resume(resumed)
         self.open()
+
+    def _resume(self, resumed: Resumed) -> None:
+        recorded = resumed.recorded
+        self.first_step = self._step = resumed.step
+        self.epoch, self.epoch_ends, self.trained = resumed.epoch, list(resumed.epoch_ends), resumed.totals
+        self.totals.resume(recorded.windows, steps=resumed.step, wall_s=resumed.totals.train_s)
+        losses = [math.nan] * (resumed.step - len(recorded.losses)) + [
+            math.nan if loss is None else loss for loss in recorded.losses
+        ]
+        # A run diverges at its first loss that is not finite, so those of a checkpoint were skipped or not reported.
+        unknown = {step for step, loss in enumerate(losses) if math.isnan(loss)}
+        self.divergence.add(losses, skipped=frozenset(recorded.skipped), unreported=unknown)
 
     def next_end(self, step: int) -> int:
         """Return the end of the window that starts at `step`: whole periods, long enough to make closing cheap."""
-        end = min(self._end_by_periods(step), self._end_by_time(step), self._end_by_evaluation(step))
+        end = min(self._end_by_periods(step), self._end_by_time(step), self._end_by_boundary(step))
         return end if self._profiler is None else self._profiler.window_end(step, end)
 
     @property
@@ -85,13 +127,14 @@ class Windows:
         period = self._sync.strategy.period
         return step + max(1, round(self._left_s / self.totals.last.step_s / period)) * period
 
-    def _end_by_evaluation(self, step: int) -> int:
-        """Return the step of the next evaluation, so that its time is in no window; a whole period."""
-        if self._eval_steps is None:
-            return sys.maxsize
+    def _end_by_boundary(self, step: int) -> int:
+        """Return the step of the next evaluation or checkpoint, so that its time is in no window; a whole period."""
         period = self._sync.strategy.period
-        due = step + self._eval_steps - step % self._eval_steps
-        return -(-due // period) * period
+        ends = [step + every - step % every for every in self._boundaries.steps]
+        if self._boundaries.seconds is not None and self.totals.last is not None:
+            left_s = self._boundaries.seconds - self.totals.wall_s % self._boundaries.seconds
+            ends.append(step + max(1, round(left_s / self.totals.last.step_s)))
+        return min((-(-end // period) * period for end in ends), default=sys.maxsize)
 
     @property
     def is_profiling(self) -> bool:
@@ -111,19 +154,19 @@ class Windows:
     def _end_by_periods(self, step: int) -> int:
         period = self._sync.strategy.period
         last = self.totals.last
-        divided = self._profiler is not None or self._eval_steps is not None
-        if last is None or (divided and step < self._warm_up):
-            return self._warm_up
+        divided = self._profiler is not None or self._boundaries.divides
+        if last is None or step == self.first_step or (divided and step < self._warm_up_end):
+            return self._warm_up_end
         if not self._sync.strategy.lockstep:
             return step + max(MIN_STEPS, math.ceil(LONG_WINDOW_S / last.wall_s * last.steps))
         size = -(-self._log_every * self._logs_per_window // period) * period
         return step + size - step % size
 
     @property
-    def _warm_up(self) -> int:
-        """Number of steps in the first window."""
+    def _warm_up_end(self) -> int:
+        """Step at which the first window ends: after so many steps from the start, or from where the run resumed."""
         period = self._sync.strategy.period
-        return -(-WARM_UP_STEPS // period) * period
+        return -(-(self.first_step + WARM_UP_STEPS) // period) * period
 
     def open(self) -> None:
         """Start the clock."""
@@ -158,8 +201,16 @@ class Windows:
         self._track_epoch_ends(start, window.epochs)
         self.divergence.add(window.losses, skipped=window.skipped, unreported=window.unreported)
         if self._sync.payload is not None:
-            self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up)
-        warm_up = self._eval_steps is not None and 0 < start < self._warm_up
+            self._sync.payload.close_window(len(window.losses), counts=start >= self._warm_up_end)
+        self.trained.add(
+            samples=window.samples,
+            loss_sum=window.loss_sum,
+            with_loss=window.with_loss,
+            correct=window.correct,
+            wall_s=window.wall_s,
+        )
+        divided = self._boundaries.divides or self.first_step > 0
+        warm_up = divided and 0 < start < self._warm_up_end
         self.totals.add(WindowTime(len(window.losses), window.wall_s, profiled, warm_up))
         self.epoch = window.epochs[-1]
         if not profiled:
@@ -212,4 +263,4 @@ class Windows:
         if self._profiler is None:
             return False
         self._profiler.stop_if_due(step)
-        return self._profiler.distorts(start, step, period=self._sync.strategy.period, warm_up=self._warm_up)
+        return self._profiler.distorts(start, step, period=self._sync.strategy.period, warm_up=self._warm_up_end)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from paceline.measure.steps import Stopwatch
 from paceline.records import RunFolder
 from paceline.strategies.base.strategy import MakeOptimizer, Strategy
 from paceline.strategies.registry import create
-from paceline.training.sync import Sync
+from paceline.training.sync import Restored, Sync
 
 _current_task: list[ScriptTask] = []
 
@@ -59,6 +60,13 @@ class TaskSync(Sync, ABC):
         if self.finished:  # The script caught the first ScriptFinished.
             raise ScriptFinished
         super().step(max_norm, scaler)
+
+    def save(self, folder: str | Path, **_: Any) -> None:
+        """Do nothing: a run that is measured leaves no checkpoint that the next one would continue from."""
+
+    def restore(self, folder: str | Path, **_: Any) -> Restored:  # noqa: ARG002
+        """Return the beginning: every run that is compared starts with the same weights."""
+        return Restored(0)
 
     def count_step(self) -> None:
         """Count a step; after the last one, write the result and end the script."""

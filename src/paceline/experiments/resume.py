@@ -1,0 +1,135 @@
+"""Resume of a run from a checkpoint: the checkpoint to go on from, the folder of the record, and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paceline.config import RunConfig
+from paceline.config.setting import metadata_of, option_name
+from paceline.errors import CheckpointError, UsageError
+from paceline.formatting import plural
+from paceline.launch.launcher_process import Notify
+from paceline.records.checkpoint import CheckpointInfo
+from paceline.records.schema import CHECKPOINTS_FOLDER, RUN_FILE
+
+LATEST, AUTO = "latest", "auto"
+RUNS_FOLDER = Path("runs")
+
+
+@dataclass(frozen=True)
+class ResumedRun:
+    """A run that goes on from a checkpoint."""
+
+    config: RunConfig
+    path: Path
+    """Checkpoint, or the folder whose newest valid one it goes on from."""
+    out: Path
+    """Folder of the record."""
+    ranks: int | None
+    """World size of the run that wrote the checkpoint; None if there is none."""
+
+
+def prepare_resume(
+    config: RunConfig, resume: str, out: Path | None, given: Collection[str], notify: Notify
+) -> ResumedRun | None:
+    """Return the run that `--resume` names; `given` are the settings that the user gives, which override its own.
+
+    Lists the settings that differ. Return None if the run begins, as it may with `auto`.
+    """
+    from paceline.training.checkpoints.storage.load import load
+
+    if resume == AUTO:
+        out = _require_out(out)
+        if not any((out / CHECKPOINTS_FOLDER).glob("step-*")):
+            return ResumedRun(config, out, out, None) if (out / RUN_FILE).exists() else None
+    path = _find(LATEST if resume == AUTO else resume, out)
+    info = load(path).info
+    saved = _known_settings(info)
+    merged = _merge(saved, {name: getattr(config, name) for name in given if name in saved})
+    for line in _differences(saved, asdict(merged)):
+        notify(line)
+    ranks = int(info.loop.get("world_size", info.ranks))
+    return ResumedRun(merged, path, out or run_folder_of(path) or path.parent, ranks)
+
+
+def _merge(saved: dict[str, Any], given: dict[str, Any]) -> RunConfig:
+    """Return the settings of the checkpoint, overridden by the given ones.
+
+    A given length, in steps, epochs or seconds, replaces that of the checkpoint, and so does a given batch.
+    """
+    metadata, kept = metadata_of(RunConfig), dict(saved)
+    replaced = {name for name, setting in metadata.items() if setting.ends_run} if _sets_length(given) else set()
+    for name, setting in metadata.items():
+        if setting.in_place_of in given:
+            replaced.add(name)
+        if name in given and setting.in_place_of:
+            replaced.add(setting.in_place_of)
+    for name in replaced & kept.keys():
+        kept[name] = getattr(RunConfig(), name)
+    return RunConfig(**(kept | given))
+
+
+def _sets_length(given: Collection[str]) -> bool:
+    return any(setting.ends_run and name in given for name, setting in metadata_of(RunConfig).items())
+
+
+def _require_out(out: Path | None) -> Path:
+    if out is None:
+        raise UsageError(
+            "--resume auto was given without --out.", hint="name the folder in which the run begins or goes on"
+        )
+    return out
+
+
+def _find(resume: str, out: Path | None) -> Path:
+    """Return the checkpoint, or the folder of checkpoints, that the value of `--resume` names."""
+    if resume != LATEST:
+        return Path(resume)
+    if out is not None:
+        if not (out / CHECKPOINTS_FOLDER).is_dir():
+            raise CheckpointError(
+                f"{out} has no checkpoints to resume from.",
+                hint="name the folder of a run that was trained with --checkpoint-every, or a checkpoint: "
+                "--resume PATH",
+            )
+        return out
+    runs = [folder.parent for folder in RUNS_FOLDER.glob(f"*/{CHECKPOINTS_FOLDER}") if any(folder.glob("step-*"))]
+    if not runs:
+        raise CheckpointError(
+            f"no run under {RUNS_FOLDER}/ has a checkpoint to resume from.",
+            hint="train with --checkpoint-every, or name a checkpoint: --resume PATH",
+        )
+    return max(runs, key=lambda run: (run / CHECKPOINTS_FOLDER).stat().st_mtime)
+
+
+def run_folder_of(path: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint, or a folder of them, belongs to; None if it is in no run."""
+    places = [path, path.parent, path.parent.parent]
+    return next((place for place in places if (place / RUN_FILE).exists()), None)
+
+
+def _known_settings(info: CheckpointInfo) -> dict[str, Any]:
+    """Return the settings of the run that wrote a checkpoint, as far as this version has them."""
+    if not info.config:
+        raise UsageError(
+            "the checkpoint was written by sync.save() in a training loop of your own, so it has no settings to train "
+            "by.",
+            hint="restore it there with sync.restore()",
+        )
+    names = {own.name for own in fields(RunConfig)}
+    saved = {name: value for name, value in info.config.items() if name in names}
+    if saved.get("batch_per_rank"):  # The number of ranks may be another, but the global batch stays.
+        saved |= {"batch": saved["batch_per_rank"] * info.ranks, "batch_per_rank": None}
+    return saved
+
+
+def _differences(saved: dict[str, Any], merged: dict[str, Any]) -> list[str]:
+    """Return a line for each setting with another value than in the checkpoint."""
+    changed = [name for name in metadata_of(RunConfig) if name in saved and saved[name] != merged[name]]
+    if not changed:
+        return []
+    lines = [f"resuming with {plural(len(changed), 'setting')} other than in the checkpoint:"]
+    return lines + [f"  {option_name(RunConfig, name)}: {merged[name]} (was {saved[name]})" for name in changed]

@@ -1,0 +1,53 @@
+"""Load a checkpoint from the path of one, of a folder of them, or of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.errors import CheckpointError
+from paceline.records.checkpoint import CHECKPOINT_FILE
+from paceline.records.schema import CHECKPOINTS_FOLDER
+from paceline.training.checkpoints.storage.contents import Loaded
+from paceline.training.checkpoints.storage.files import DamagedError, OtherFormatError, describe_os_error
+from paceline.training.checkpoints.storage.folder import CHECKPOINT_NAME, CheckpointFolder
+from paceline.training.checkpoints.storage.reading import read_checkpoint
+
+
+def load(path: Path) -> Loaded:
+    """Load one checkpoint, or the newest valid one of a `checkpoints` folder or of a run's folder.
+
+    Raise a CheckpointError if there is none, or if the one that was named is damaged.
+    """
+    try:
+        if not path.is_dir():
+            found = "is not a folder" if path.exists() else "does not exist"
+            raise CheckpointError(f"{path} {found}, so there is no checkpoint to load.", hint=_HINT)
+        if CHECKPOINT_NAME.fullmatch(path.name) or (path / CHECKPOINT_FILE).exists():
+            return _load_one(path)
+        inner = path / CHECKPOINTS_FOLDER
+        folder = inner if inner.is_dir() else path
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {describe_os_error(error)}.", hint=_HINT) from None
+    loaded, damaged = CheckpointFolder(folder).newest()
+    if loaded is None:
+        reasons = " ".join(["", *damaged])
+        raise CheckpointError(f"{folder} has no checkpoint that can be loaded.{reasons}", hint=_HINT)
+    return replace(loaded, warnings=tuple(damaged))
+
+
+def _load_one(path: Path) -> Loaded:
+    try:
+        return read_checkpoint(path)
+    except OtherFormatError as error:
+        raise CheckpointError(
+            f"{path} cannot be loaded: {error}.", hint="load it with the version of Paceline that wrote it"
+        ) from None
+    except DamagedError as error:
+        raise CheckpointError(
+            f"{path} cannot be loaded: {error}.",
+            hint=f"name the folder {path.parent} instead, for the newest checkpoint that is intact",
+        ) from None
+
+
+_HINT = "name a run's folder, its folder of checkpoints, or one checkpoint"

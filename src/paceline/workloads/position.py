@@ -1,0 +1,23 @@
+"""Position of a run in its training data, where it starts or resumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Number of steps and samples that all ranks together have trained; independent of the world size."""
+
+    step: int = 0
+    """Steps done."""
+    epoch: int = 0
+    """Epoch of the next step."""
+    epoch_samples: int = 0
+    """Samples of that epoch that have been trained."""
+    epoch_ends: tuple[int, ...] = ()
+    """Step at which each finished epoch ended."""
+
+
+START = Position()
+"""Beginning of a run."""

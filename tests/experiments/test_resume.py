@@ -1,0 +1,237 @@
+"""Tests of checkpoints and `--resume` of `paceline train`, in real runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from commands import paceline
+from paceline.analysis.steps.timing import losses_of
+from paceline.records import RunRecord, read_run
+from paceline.records.events import CheckpointEvent, EvaluationEvent, LogEvent, ResumedEvent
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.load import load
+
+pytestmark = pytest.mark.takes(60)
+
+STEPS, EVERY, RESUMED = 24, 5, 10
+RUN = ("cnn", "--data", "synthetic:size=192", "--batch", "24", "--deterministic", "--recipe", "classic")
+"""An epoch has 8 steps."""
+
+
+def train(*arguments: str | Path, expect: int = 0) -> str:
+    done = paceline("train", *map(str, arguments), expect=expect)
+    return done.stdout + done.stderr
+
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    return load_file(file)
+
+
+def same(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
+
+
+def without_later_ones(run: Path, copy: Path, step: int) -> Path:
+    """Copy a run, as if it had been killed after a step, before the next checkpoint."""
+    shutil.copytree(run, copy)
+    for folder in (copy / "checkpoints").glob("step-*"):
+        if int(folder.name.removeprefix("step-")) > step:
+            shutil.rmtree(folder)
+    (copy / "finished").unlink()
+    return copy
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run on 3 ranks that was not disturbed, with all its checkpoints."""
+    folder = tmp_path_factory.mktemp("whole")
+    out, file = folder / "run", folder / "weights.safetensors"
+    how = ("--checkpoint-every", EVERY, "--keep", 99, "--eval-every", 6, "--save", file, "--out", out)
+    train(*RUN, "--ranks", "3", "--steps", str(STEPS), *map(str, how))
+    return folder
+
+
+def test_checkpoints_change_nothing(whole: Path, tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    train(*RUN, "--ranks", "3", "--steps", str(STEPS), "--no-evaluate", "--save", file, "--out", tmp_path / "run")
+    assert same(whole / "weights.safetensors", file)
+
+
+def test_one_is_written_at_every_interval_at_the_best_result_and_at_the_end(whole: Path) -> None:
+    record = read_run(whole / "run")
+    best = {event.step for event in record.events_of(CheckpointEvent) if event.is_best}
+    steps = CheckpointFolder(whole / "run" / "checkpoints").steps()
+    assert set(steps) == {5, 10, 15, 20, 24} | best
+    assert record.summary is not None
+    assert record.summary.best is not None
+    assert record.summary.best.step in best
+    assert CheckpointFolder(whole / "run" / "checkpoints").best() == record.summary.best.step
+    assert all(event.error is None and event.bytes > 4e5 for event in record.events_of(CheckpointEvent))
+
+
+def test_a_checkpoint_has_the_position_and_the_settings(whole: Path) -> None:
+    info = load(whole / "run" / "checkpoints" / f"step-{RESUMED:08d}").info
+    assert (info.step, info.epoch, info.epoch_samples, info.samples) == (10, 1, 2 * 24, 10 * 24)
+    assert (info.strategy, info.ranks, info.config["lr"], info.config["steps"]) == ("ddp", 3, None, STEPS)
+    assert info.config["schedule"] is None, "values of the recipe are not settings of the user"
+
+
+def resume(out: Path, *arguments: str | Path) -> tuple[RunRecord, str]:
+    said = train("--resume", "--out", out, *arguments)
+    return read_run(out), said
+
+
+@pytest.fixture(scope="module")
+def resumed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRecord, str]:
+    folder = tmp_path_factory.mktemp("resumed")
+    out = without_later_ones(whole / "run", folder / "run", RESUMED)
+    record, said = resume(out, "--save", folder / "weights.safetensors")
+    return folder, record, said
+
+
+def test_the_weights_are_those_of_a_run_that_never_stopped(whole: Path, resumed: tuple[Path, RunRecord, str]) -> None:
+    """Bit for bit, also with the buckets that DDP rebuilds after its first step."""
+    assert same(whole / "weights.safetensors", resumed[0] / "weights.safetensors")
+
+
+def test_one_record_spans_the_whole_run(whole: Path, resumed: tuple[Path, RunRecord, str]) -> None:
+    folder, record, said = resumed
+    before = read_run(whole / "run")
+    assert losses_of(record) == losses_of(before)
+    assert [log.step for log in record.events_of(LogEvent)][-1] == STEPS
+    times = [event.time_s for event in record.events]
+    assert times == sorted(times)
+    assert [e.step for e in record.events_of(EvaluationEvent)] == [e.step for e in before.events_of(EvaluationEvent)]
+    (event,) = record.events_of(ResumedEvent)
+    assert (event.step, event.redone, event.lost, event.warnings) == (RESUMED, STEPS - RESUMED, [], [])
+    assert "resumed at step 10, 14 steps done again" in said
+    assert record.first_step == RESUMED
+    assert {rank: len(steps) for rank, steps in record.steps.items()} == dict.fromkeys(range(3), STEPS - RESUMED)
+    assert record.steps[0]["step"].tolist() == list(range(RESUMED, STEPS))
+    assert len(read_run(folder / "run" / "attempt-1").steps[0]) == STEPS
+    assert record.finished
+    assert record.summary is not None
+    assert before.summary is not None
+    assert record.summary.steps == STEPS
+    assert record.summary.average_loss == pytest.approx(before.summary.average_loss, rel=1e-6)
+    assert record.summary.train_accuracy == pytest.approx(before.summary.train_accuracy, rel=1e-6)
+    assert record.summary.best == before.summary.best
+    assert record.summary.test == before.summary.test
+
+
+def test_the_report_of_a_run_that_resumed(resumed: tuple[Path, RunRecord, str], tmp_path: Path) -> None:
+    done = paceline("report", str(resumed[0] / "run"), "--out", str(tmp_path / "page.html"), "--json")
+    assert json.loads(done.stdout)
+    assert "Checkpoints" in (tmp_path / "page.html").read_text()
+
+
+def test_other_ranks_another_strategy_and_more_steps(whole: Path, tmp_path: Path) -> None:
+    """The position is a number of samples, and settings given on the command line override those of the checkpoint."""
+    out = without_later_ones(whole / "run", tmp_path / "run", RESUMED)
+    given = ("--ranks", "2", "--strategy", "allreduce", "--steps", str(STEPS + 4), "--save", tmp_path / "w.safetensors")
+    record, said = resume(out, *given)
+    assert "on 2 ranks instead of 3, same global batch, under allreduce instead of ddp" in said
+    assert f"  --steps: {STEPS + 4} (was {STEPS})" in said
+    assert "  --strategy: allreduce (was ddp)" in said
+    assert "--ranks" not in said
+    before = losses_of(read_run(whole / "run"))
+    assert losses_of(record)[:STEPS] == pytest.approx(before, rel=1e-4)
+    assert record.summary is not None
+    assert record.summary.steps == STEPS + 4
+    assert record.config["strategy"] == "allreduce"
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole: Path, tmp_path: Path) -> None:
+    out = without_later_ones(whole / "run", tmp_path / "run", 2 * EVERY)
+    file = out / "checkpoints" / "step-00000010" / "optimizer.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    newest = CheckpointFolder(out / "checkpoints").steps()[-2]
+    record, said = resume(out)
+    assert "step-00000010 is not usable: " in said
+    assert record.events_of(ResumedEvent)[0].step == newest
+    assert losses_of(record) == losses_of(read_run(whole / "run"))
+
+
+def test_a_finished_run_trains_more_epochs(tmp_path: Path) -> None:
+    """From a checkpoint at the end of an epoch, in another folder, by a schedule that then has another end."""
+    how = ("--schedule", "cosine", "--ranks", "2", "--checkpoint-every", "epoch", "--no-evaluate")
+    train(*RUN, "--epochs", "1", *how, "--out", tmp_path / "one")
+    said = train("--resume", tmp_path / "one", "--out", tmp_path / "two", "--epochs", "2")
+    record = read_run(tmp_path / "two")
+    assert [log.step for log in record.events_of(LogEvent)] == [13, 16]
+    assert {log.epoch for log in record.events_of(LogEvent)} == {1}
+    assert "  --epochs: 2 (was 1)" in said
+    assert read_run(tmp_path / "one").finished, "the first run is as it was"
+    assert CheckpointFolder(tmp_path / "two" / "checkpoints").steps() == [16]
+
+
+def test_an_asynchronous_run_goes_on_at_its_samples(tmp_path: Path) -> None:
+    """No sample is trained twice within an epoch, and none is left out."""
+    run = ("--strategy", "parameter_server:asynchronous=true", "--ranks", "2", "--no-evaluate", "--bn", "local")
+    out = tmp_path / "run"
+    train(*RUN, *run, "--steps", "120", "--checkpoint-every", "100", "--keep", "9", "--out", out)
+    (first, *_) = CheckpointFolder(out / "checkpoints").steps()
+    info = load(out / "checkpoints" / f"step-{first:08d}").info
+    assert info.epoch * 8 + info.epoch_samples // 24 == first
+    without_later_ones(out, tmp_path / "again", first)
+    train("--resume", "--out", tmp_path / "again")
+    record = read_run(tmp_path / "again")
+    assert record.summary is not None
+    assert record.summary.steps == 120
+    assert sum(log.samples for log in record.events_of(LogEvent)) == 120 * 24
+
+
+def test_a_stream_of_batches_skips_those_that_are_trained(tmp_path: Path) -> None:
+    how = ("user_workloads:uneven", "--ranks", "2", "--steps", "6", "--no-evaluate", "--checkpoint-every", "2")
+    train(*how, "--keep", "9", "--out", tmp_path / "whole")
+    out = without_later_ones(tmp_path / "whole", tmp_path / "again", 2)
+    train("--resume", "--out", out)
+    assert losses_of(read_run(out)) == pytest.approx(losses_of(read_run(tmp_path / "whole")), rel=1e-5)
+
+
+@pytest.mark.parametrize("reaction", ["continue", "stop"])
+def test_a_full_disk(tmp_path: Path, reaction: str) -> None:
+    """A file in place of the folder cannot be written to, like a full disk."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "checkpoints").write_text("")
+    how = ("--ranks", "2", "--steps", "12", "--checkpoint-every", "5", "--checkpoint", "sync", "--no-evaluate")
+    said = train(*RUN, *how, "--on-checkpoint-error", reaction, "--out", out, expect=12 if reaction == "stop" else 0)
+    record = read_run(out)
+    assert record.summary is not None
+    assert record.summary.steps == (5 if reaction == "stop" else 12)
+    assert said.count("the checkpoint of step 5 could not be written to ") >= 1
+    assert record.finished == (reaction == "continue")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["--resume", "--out", "nowhere"], "nowhere has no checkpoints to resume from.", 12),
+        (["--resume", "missing"], "missing does not exist, so there is no checkpoint to load.", 12),
+        (["--checkpoint", "sync"], "--checkpoint sync was given without --checkpoint-every.", 2),
+        (["--checkpoint-every", "often"], "--checkpoint-every is 'often'.", 2),
+        (["--save", "model.pt"], "--save is 'model.pt'.", 2),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str, code: int) -> None:
+    assert message in train(*arguments, expect=code)
+
+
+def test_resume_of_the_last_run(tmp_path: Path) -> None:
+    """Without --out, that is the run under runs/ whose checkpoint is the newest."""
+    paceline("train", *RUN, "--ranks", "1", "--steps", "4", "--checkpoint-every", "2", "--no-evaluate", cwd=tmp_path)
+    done = paceline("train", "--resume", "--steps", "6", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["steps"] == 6
+    assert found["checkpoints"]["written"] == 3
+    assert [tmp_path / found["record"]] == list((tmp_path / "runs").iterdir())
+    assert read_run(tmp_path / found["record"]).config["steps"] == 6
