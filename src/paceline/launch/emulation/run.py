@@ -170,8 +170,8 @@ class _HostProcesses:
     def _interrupt(self, number: signal.Signals) -> None:
         """Forward a stop signal, so that hosts can clean up; kill the hosts on the second one, unless it is Ctrl-C.
 
-        Ctrl-C is forwarded each time: users press it repeatedly, and host 0 must still report what was measured. SIGUSR1
-        does not count: SIGTERM usually follows it.
+        Ctrl-C is forwarded each time: users press it repeatedly, and host 0 must still report what was measured.
+        SIGUSR1 does not count: SIGTERM usually follows it.
         """
         kill = number in (signal.SIGTERM, signal.SIGHUP) and bool(self.received - {signal.SIGUSR1})
         self.received.add(number)
