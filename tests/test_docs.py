@@ -71,6 +71,11 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         assert folders
         raise KeyboardInterrupt
 
+    def resume(config: RunConfig, *_: Any) -> None:
+        asked.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.experiments.resume.prepare_resume", resume)
     monkeypatch.setattr(experiment, "train", remember)
     monkeypatch.setattr("paceline.experiments.doctor.doctor", remember)
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)

@@ -39,7 +39,7 @@ def prepare_resume(
 
     Lists the settings that differ. Return None if the run begins, as it may with `auto`.
     """
-    from paceline.training.checkpoints.load import load
+    from paceline.training.checkpoints.storage.load import load
 
     if resume == AUTO:
         out = _require_out(out)

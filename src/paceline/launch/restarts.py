@@ -17,7 +17,7 @@ from paceline.launch.job import Job
 from paceline.launch.launcher_process import Notify, Shape
 from paceline.launch.leader import Leader
 from paceline.records.schema import CHECKPOINTS_FOLDER, steps_file
-from paceline.training.checkpoints.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
 
 MOST_REPEATS = 2
 """Restarts after which the same error at the same step counts as a bug that no restart cures."""

@@ -16,7 +16,7 @@ from paceline.records.description import RecordedRecipe
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training.checkpoints.rehearsal import rehearse_step
 from paceline.training.checkpoints.resume import find_resume_point
-from paceline.training.checkpoints.weights import save_weights
+from paceline.training.checkpoints.storage.weights import save_weights
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
 from paceline.training.loop import TrainingLoop

@@ -18,7 +18,7 @@ from paceline.errors import CheckpointError
 from paceline.formatting import join_names, plural
 from paceline.records.checkpoint import RandomStateInfo
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.contents import ParamGroups
+from paceline.training.checkpoints.storage.contents import ParamGroups
 from paceline.training.sync import Sync
 from paceline.workloads.random_state import random_state_info, restore_random_state
 

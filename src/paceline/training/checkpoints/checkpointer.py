@@ -23,10 +23,10 @@ from paceline.records.schema import CHECKPOINTS_FOLDER
 from paceline.records.summary import BestEvaluation
 from paceline.records.value_types import Count
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.async_writer import AsyncWriter
 from paceline.training.checkpoints.capture import capture
-from paceline.training.checkpoints.contents import EncodedCheckpoint, ParamGroups, check_keepable
-from paceline.training.checkpoints.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.async_writer import AsyncWriter
+from paceline.training.checkpoints.storage.contents import EncodedCheckpoint, ParamGroups, check_keepable
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.history import TrainedTotals
 from paceline.training.recording.recording import Recording

@@ -15,7 +15,7 @@ from paceline.records.checkpoint import CheckpointInfo
 from paceline.records.provenance import version_of
 from paceline.strategies.base.strategy import State
 from paceline.training.checkpoints.capture import capture, load_param_groups, load_state, send_from_rank_0
-from paceline.training.checkpoints.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.sync import Restored, Sync
 
 OPTIMIZER, SCHEDULER, SCALER = "optimizer", "scheduler", "scaler"

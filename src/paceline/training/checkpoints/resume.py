@@ -18,8 +18,8 @@ from paceline.records.schema import CHECKPOINTS_FOLDER
 from paceline.strategies.base.strategy import State
 from paceline.training.checkpoints.capture import load_param_groups, load_state, send_from_rank_0
 from paceline.training.checkpoints.checkpointer import LoopState
-from paceline.training.checkpoints.folder import CheckpointFolder
-from paceline.training.checkpoints.load import load
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.load import load
 from paceline.training.recording.history import RecordedWindows, Resumed, TrainedTotals
 from paceline.training.sync import Sync
 from paceline.workloads.position import Position

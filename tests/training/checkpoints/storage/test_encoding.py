@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.training.checkpoints.encoding import ValueDecoder, ValueEncoder
-from paceline.training.checkpoints.tensors import KEPT_DTYPES, on_disk
-from training.checkpoints.states import assert_same
+from paceline.training.checkpoints.storage.encoding import ValueDecoder, ValueEncoder
+from paceline.training.checkpoints.storage.tensors import KEPT_DTYPES, on_disk
+from training.checkpoints.storage.states import assert_same
 
 Point = namedtuple("Point", "x y")
 

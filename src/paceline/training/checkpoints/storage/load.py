@@ -8,10 +8,10 @@ from pathlib import Path
 from paceline.errors import CheckpointError
 from paceline.records.checkpoint import CHECKPOINT_FILE
 from paceline.records.schema import CHECKPOINTS_FOLDER
-from paceline.training.checkpoints.contents import Loaded
-from paceline.training.checkpoints.files import DamagedError, OtherFormatError, describe_os_error
-from paceline.training.checkpoints.folder import CHECKPOINT_NAME, CheckpointFolder
-from paceline.training.checkpoints.reading import read_checkpoint
+from paceline.training.checkpoints.storage.contents import Loaded
+from paceline.training.checkpoints.storage.files import DamagedError, OtherFormatError, describe_os_error
+from paceline.training.checkpoints.storage.folder import CHECKPOINT_NAME, CheckpointFolder
+from paceline.training.checkpoints.storage.reading import read_checkpoint
 
 
 def load(path: Path) -> Loaded:

@@ -11,10 +11,10 @@ import torch
 
 from paceline.errors import CheckpointError
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints import AsyncWriter, CheckpointFolder, load
-from paceline.training.checkpoints.async_writer import WRITER_NICENESS
-from paceline.training.checkpoints.contents import EncodedCheckpoint
-from training.checkpoints.states import GROUPS, assert_same, assert_same_state, info, state
+from paceline.training.checkpoints.storage import AsyncWriter, CheckpointFolder, load
+from paceline.training.checkpoints.storage.async_writer import WRITER_NICENESS
+from paceline.training.checkpoints.storage.contents import EncodedCheckpoint
+from training.checkpoints.storage.states import GROUPS, assert_same, assert_same_state, info, state
 
 
 class PausedFolder(CheckpointFolder):

@@ -31,8 +31,8 @@ from paceline.records.checkpoint import (
 )
 from paceline.records.decoder import decode
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.contents import EncodedCheckpoint, Loaded, ParamGroups
-from paceline.training.checkpoints.files import (
+from paceline.training.checkpoints.storage.contents import EncodedCheckpoint, Loaded, ParamGroups
+from paceline.training.checkpoints.storage.files import (
     DamagedError,
     check_sizes,
     describe_os_error,
@@ -42,8 +42,8 @@ from paceline.training.checkpoints.files import (
     write_content,
     write_tensors,
 )
-from paceline.training.checkpoints.reading import read_checkpoint
-from paceline.training.checkpoints.tensors import on_disk
+from paceline.training.checkpoints.storage.reading import read_checkpoint
+from paceline.training.checkpoints.storage.tensors import on_disk
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})(-rewritten)?")
 WRITING, REMOVING, REWRITTEN = ".writing-", ".removing-", "-rewritten"

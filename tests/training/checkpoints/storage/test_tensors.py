@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from paceline.training.checkpoints.tensors import KEPT_DTYPES, dense_strides, is_dense, on_disk, with_strides
+from paceline.training.checkpoints.storage.tensors import KEPT_DTYPES, dense_strides, is_dense, on_disk, with_strides
 
 CHANNELS_LAST = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
 STRIDES: list[tuple[Tensor, list[int] | None]] = [

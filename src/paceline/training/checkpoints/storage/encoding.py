@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.comm.nested_tensors import memory_key
 from paceline.errors import CheckpointError
 from paceline.records.checkpoint import FLOAT, MARK, PAIRS, STRIDES, TENSOR, TUPLE
-from paceline.training.checkpoints.tensors import dense_strides, is_dense, unkept_kind, with_strides
+from paceline.training.checkpoints.storage.tensors import dense_strides, is_dense, unkept_kind, with_strides
 
 DEEPEST = 100
 """Deepest nesting of values. It also ends the search in a value that contains itself."""

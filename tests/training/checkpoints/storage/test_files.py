@@ -15,10 +15,10 @@ import torch
 import xxhash
 
 from paceline.records.checkpoint import TENSOR_FILES, CheckpointContent
-from paceline.training.checkpoints import CheckpointFolder
-from paceline.training.checkpoints.files import DamagedError, OtherFormatError, read_content, read_tensors
-from paceline.training.checkpoints.reading import read_checkpoint
-from training.checkpoints.states import GROUPS, info, state
+from paceline.training.checkpoints.storage import CheckpointFolder
+from paceline.training.checkpoints.storage.files import DamagedError, OtherFormatError, read_content, read_tensors
+from paceline.training.checkpoints.storage.reading import read_checkpoint
+from training.checkpoints.storage.states import GROUPS, info, state
 
 FILES = ["checkpoint.json", *TENSOR_FILES]
 

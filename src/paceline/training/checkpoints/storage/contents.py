@@ -20,7 +20,7 @@ from paceline.records.checkpoint import (
     StoredFile,
 )
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.encoding import ValueDecoder, ValueEncoder
+from paceline.training.checkpoints.storage.encoding import ValueDecoder, ValueEncoder
 
 ParamGroups = Sequence[Mapping[str, Any]]
 """Parameter groups of an optimiser, each with the names of its parameters instead of the parameters."""

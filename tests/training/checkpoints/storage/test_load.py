@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import CheckpointError
-from paceline.training.checkpoints import CheckpointFolder, load
-from training.checkpoints.states import GROUPS, info, state
+from paceline.training.checkpoints.storage import CheckpointFolder, load
+from training.checkpoints.storage.states import GROUPS, info, state
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.records.checkpoint import CheckpointContent
-from paceline.training.checkpoints.contents import Loaded, decode_checkpoint
-from paceline.training.checkpoints.files import DamagedError, read_content, read_tensors
+from paceline.training.checkpoints.storage.contents import Loaded, decode_checkpoint
+from paceline.training.checkpoints.storage.files import DamagedError, read_content, read_tensors
 
 
 def read_checkpoint(path: Path) -> Loaded:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from paceline.errors import CheckpointError
 from paceline.strategies.base.optimizer_state import load_optimizer_state
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints import CheckpointFolder, Loaded, check_keepable, load
-from training.checkpoints.states import assert_same, info
+from paceline.training.checkpoints.storage import CheckpointFolder, Loaded, check_keepable, load
+from training.checkpoints.storage.states import assert_same, info
 
 Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {

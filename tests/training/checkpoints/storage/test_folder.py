@@ -17,9 +17,9 @@ import torch
 
 from paceline.errors import CheckpointError
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints import CheckpointFolder, load
-from paceline.training.checkpoints.folder import REWRITTEN
-from training.checkpoints.states import GROUPS, assert_same, assert_same_state, info, state
+from paceline.training.checkpoints.storage import CheckpointFolder, load
+from paceline.training.checkpoints.storage.folder import REWRITTEN
+from training.checkpoints.storage.states import GROUPS, assert_same, assert_same_state, info, state
 
 
 def write(folder: CheckpointFolder, *steps: int) -> None:
@@ -264,8 +264,8 @@ def test_a_disk_that_has_become_read_only(small_disk: Path) -> None:
 KILLED_WRITERS = """
 import json, os, random, signal, sys, time
 from pathlib import Path
-from paceline.training.checkpoints import CheckpointFolder
-from training.checkpoints.states import GROUPS, assert_same_state, info, state
+from paceline.training.checkpoints.storage import CheckpointFolder
+from training.checkpoints.storage.states import GROUPS, assert_same_state, info, state
 
 draw, found, step = random.Random(0), [], 0
 folder = CheckpointFolder(Path(sys.argv[1]), keep=1)
@@ -309,7 +309,7 @@ def test_a_writer_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch
     folder = CheckpointFolder(tmp_path)
     write(folder, 1)
     interrupt: Callable[..., None] = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
-    monkeypatch.setattr("paceline.training.checkpoints.folder.write_content", interrupt)
+    monkeypatch.setattr("paceline.training.checkpoints.storage.folder.write_content", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write(folder, 2)
     assert names(tmp_path) == ["step-00000001"]

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, load_model, save_model
 from torch import nn
 
 from paceline.errors import CheckpointError
-from paceline.training.checkpoints import checked_weights, save_weights
-from training.checkpoints.test_folder import file_size_limit
+from paceline.training.checkpoints.storage import checked_weights, save_weights
+from training.checkpoints.storage.test_folder import file_size_limit
 
 
 class Tied(nn.Module):

@@ -18,8 +18,8 @@ from torch import Tensor
 from paceline.errors import CheckpointError
 from paceline.records.checkpoint import CheckpointInfo
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.contents import EncodedCheckpoint, ParamGroups, TensorsByFile
-from paceline.training.checkpoints.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.contents import EncodedCheckpoint, ParamGroups, TensorsByFile
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
 
 WRITER_NICENESS = 10
 """Priority of the writing thread. The lowest, 19, could keep it from running while it holds the GIL."""

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paceline.errors import CheckpointError
 from paceline.records.atomic_file import atomic_file
-from paceline.training.checkpoints.contents import encode_model
-from paceline.training.checkpoints.encoding import ValueEncoder
-from paceline.training.checkpoints.files import describe_os_error, hint_for, sync_folder, write_tensors
-from paceline.training.checkpoints.tensors import on_disk
+from paceline.training.checkpoints.storage.contents import encode_model
+from paceline.training.checkpoints.storage.encoding import ValueEncoder
+from paceline.training.checkpoints.storage.files import describe_os_error, hint_for, sync_folder, write_tensors
+from paceline.training.checkpoints.storage.tensors import on_disk
 
 
 def save_weights(model_state: Mapping[str, Any], file: Path) -> None:

@@ -14,8 +14,8 @@ from commands import paceline
 from paceline.analysis.steps.timing import losses_of
 from paceline.records import RunRecord, read_run
 from paceline.records.events import CheckpointEvent, EvaluationEvent, LogEvent, ResumedEvent
-from paceline.training.checkpoints.folder import CheckpointFolder
-from paceline.training.checkpoints.load import load
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.load import load
 
 pytestmark = pytest.mark.takes(60)
 
