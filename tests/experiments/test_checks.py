@@ -10,10 +10,16 @@ import pytest
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.config.emulation import EmulationInfo
 from paceline.errors import PacelineError, UsageError
-from paceline.experiments.checks import check_length, check_strategy, choose_shape, settings_of
+from paceline.experiments.checks import (
+    check_length,
+    check_strategy,
+    choose_shape,
+    config_on_fewer_hosts,
+    settings_of,
+)
 from paceline.experiments.names import check_names
 from paceline.experiments.training_targets import SCRIPT_RULES
-from paceline.launch.launcher_process import LauncherProcess
+from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import create
@@ -25,6 +31,23 @@ def ranks(run: dict[str, Any], **launch: Any) -> int:
         number=config.node_rank, launchers=config.hosts, node=config.node_rank, master=config.master
     )
     return choose_shape(RunConfig(device="cpu", **run), config, launcher).ranks_per_host
+
+
+def test_the_fewest_hosts_are_not_more_than_there_are() -> None:
+    several = {"hosts": 2, "master": "198.18.0.1:1", "ranks_per_host": 1, "max_restarts": 1}
+    assert ranks({}, **several, min_hosts=2) == 1
+    with pytest.raises(UsageError, match=r"--min-hosts is 3, but the launch has 2 hosts\."):
+        ranks({}, **several, min_hosts=3)
+
+
+def test_the_global_batch_stays_on_fewer_hosts() -> None:
+    first, fewer = Shape(3, 2), Shape(2, 2)
+    on_fewer = config_on_fewer_hosts(RunConfig(batch_per_rank=8), first, fewer)
+    assert (on_fewer.batch, on_fewer.batch_per_rank) == (48, None)
+    servers = RunConfig(batch_per_rank=8, strategy="parameter_server:servers=2,extra=true")
+    assert config_on_fewer_hosts(servers, first, fewer).batch == 32
+    with pytest.raises(UsageError, match="slow-rank"):
+        config_on_fewer_hosts(RunConfig(batch=48, slow_rank="5:2"), first, fewer)
 
 
 def test_ranks_by_default() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from commands import wait_until
+from paceline.errors import LaunchError
 from paceline.launch import heartbeat, rendezvous
-from paceline.launch.heartbeat import LOST_AFTER_S, HeartbeatMonitor, send_heartbeats
+from paceline.launch.heartbeat import LOST_AFTER_FAILURE_S, LOST_AFTER_S, HeartbeatMonitor, send_heartbeats
 from paceline.launch.store_channel import StoreChannel
 
 
@@ -29,10 +31,14 @@ class FakeClockMonitor:
         monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: self._now_s))
         self._monitor = HeartbeatMonitor(channel, launchers)
 
-    def lost_after(self, seconds: float) -> set[int]:
+    def lost_after(self, seconds: float, *, after_failure: bool = False) -> set[int]:
         """Advance the clock; return the launchers that are lost then."""
         self._now_s += seconds
-        return self._monitor.lost()
+        return self._monitor.lost(after_failure=after_failure)
+
+    def forget(self, launchers: set[int]) -> None:
+        """Stop watching launchers."""
+        self._monitor.forget(launchers)
 
     def wait_for_heartbeat(self, launcher: int) -> None:
         """Wait until the next heartbeat of a launcher arrives."""
@@ -75,3 +81,24 @@ def test_a_host_that_finished_is_not_lost(channel: StoreChannel, monkeypatch: py
     with send_heartbeats(channel, 1, lambda: None):
         pass
     assert [monitor.lost_after(0.3 * LOST_AFTER_S) for _ in range(3)] == [set()] * 3
+
+
+def test_silence_is_judged_sooner_after_a_failure(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
+    monitor.lost_after(0.0)
+    assert monitor.lost_after(1.5 * LOST_AFTER_FAILURE_S) == set()
+    assert monitor.lost_after(1.0, after_failure=True) == {1, 2}
+    monitor.forget({2})
+    assert monitor.lost_after(1.0) == {1}
+
+
+def test_a_leader_that_does_not_answer_is_given_up(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of the store blocks if the link is cut; here it does so until the end of the test."""
+    monkeypatch.setattr(heartbeat, "LOST_AFTER_S", 0.05)
+    cut, silent = threading.Event(), threading.Event()
+    monkeypatch.setattr(channel, "add", lambda *_: cut.wait(10))
+    with send_heartbeats(channel, 1, silent.set):
+        assert silent.wait(10)
+        with pytest.raises(LaunchError, match=r"lost the connection to host 0 at .*: it has not answered for 0.05 s"):
+            channel.has("key")
+        cut.set()

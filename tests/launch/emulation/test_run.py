@@ -279,8 +279,9 @@ class SignalRecorder:
         ([signal.SIGINT] * 3, [signal.SIGINT] * 3),
         ([signal.SIGTERM] * 2, [signal.SIGTERM, signal.SIGKILL]),
         ([signal.SIGINT, signal.SIGTERM], [signal.SIGINT, signal.SIGKILL]),
+        ([signal.SIGUSR1, signal.SIGTERM], [signal.SIGUSR1, signal.SIGTERM]),
     ],
-    ids=["Ctrl-C", "SIGTERM", "both"],
+    ids=["Ctrl-C", "SIGTERM", "both", "SIGUSR1"],
 )
 def test_repeated_ctrl_c_does_not_kill_hosts(received: list[signal.Signals], forwarded: list[signal.Signals]) -> None:
     process = SignalRecorder()

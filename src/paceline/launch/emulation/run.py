@@ -127,7 +127,7 @@ class _HostProcesses:
     """Processes of the command on all hosts."""
 
     def __init__(
-        self, processes: Sequence[_HostProcess], stop_signals: Set[signal.Signals], *, may_lose_hosts: bool
+        self, processes: Sequence[_HostProcess], stop_signals: Set[signal.Signals], *, may_lose_hosts: bool = False
     ) -> None:
         self.leader, *self.followers = self.processes = list(processes)
         self.may_lose_hosts = may_lose_hosts
@@ -168,11 +168,12 @@ class _HostProcesses:
         return [process for process in self.processes if process.process.returncode is None]
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second SIGTERM or SIGHUP.
+        """Forward a stop signal, so that hosts can clean up; kill the hosts on the second one, unless it is Ctrl-C.
 
         Ctrl-C is forwarded each time: users press it repeatedly, and host 0 must still report what was measured.
+        SIGUSR1 does not count: SIGTERM usually follows it.
         """
-        kill = number in self.received and number in (signal.SIGTERM, signal.SIGHUP)
+        kill = number in (signal.SIGTERM, signal.SIGHUP) and bool(self.received - {signal.SIGUSR1})
         self.received.add(number)
         for process in self._alive():
             process.process.send_signal(signal.SIGKILL if kill else number)
