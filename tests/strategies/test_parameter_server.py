@@ -29,7 +29,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     """Run a comparison with two workers and one server; worker 1 is slowed down. Return its JSON and its record."""
     out = tmp_path_factory.mktemp("compared") / "out"
     size = ["--ranks", "3", "--batch", str(BATCH), "--steps", str(STEPS), "--repeats", "1", "--max-repeats", "1"]
-    names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:4", "--no-doctor", "--no-evaluate"]
+    names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:8", "--no-doctor", "--no-evaluate"]
     # At a constant learning rate, workers send the settings of their optimiser once.
     done = paceline("compare", "cnn", "--recipe", "classic", *names, *size, "--out", str(out), "--json")
     return json.loads(done.stdout), read_experiment(out)
@@ -127,7 +127,7 @@ def test_asynchronous_workers_train_more_samples_than_synchronous_ones_beside_a_
     def check(attempt: int) -> None:
         out = tmp_path / f"out{attempt}"
         size = ["--ranks", "3", "--batch", str(BATCH), "--steps", str(STEPS), "--repeats", "1", "--max-repeats", "1"]
-        names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:4", "--no-doctor", "--no-evaluate"]
+        names = ["--strategies", f"{SYNCHRONOUS},{ASYNCHRONOUS}", "--slow-rank", "1:8", "--no-doctor", "--no-evaluate"]
         paceline("compare", "cnn", *names, *size, "--no-proof", "--out", str(out), "--json")
         record = read_experiment(out)
         speeds = {n: run_of(record, n).summary.samples_per_s for n in (SYNCHRONOUS, ASYNCHRONOUS)}
