@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from commands import command, paceline, start, wait_until
+from commands import USER_CODE, command, paceline, wait_until
 from launch.test_leader import free_master
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import (
@@ -75,12 +76,15 @@ def test_an_error_that_repeats_at_the_same_step_ends_the_run_early(tmp_path: Pat
     assert f"hint: the output of rank 1 is in {tmp_path / 'run' / 'attempt-3' / 'logs' / 'rank-1.log'}" in done.stderr
 
 
+@pytest.mark.timing
 def test_a_run_goes_on_with_the_hosts_that_are_left(tmp_path: Path) -> None:
     """The launcher of one of three emulated hosts is killed, and its ranks with it."""
     out = tmp_path / "run"
     options = ("--ranks-per-host", "1", "--batch-per-rank", "8", "--steps", "200", "--checkpoint-every", "20")
     launch = ("--emulate", "3", "--max-restarts", "2", "--min-hosts", "2", "--out", str(out))
-    with start("train", "user_workloads:slow", *options, *launch) as process:
+    words = command("train", "user_workloads:slow", *options, *launch)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=USER_CODE, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
         wait_until(lambda: (last_step(out) or 0) >= 20, "three hosts train")
         hosts = [host for host in psutil.Process(process.pid).children() if "paceline" in host.cmdline()]
         assert len(hosts) == 3
