@@ -74,7 +74,7 @@ class Plan:
         """Return the configuration of Paceline's run. An epoch consists of whole blocks."""
         samples_per_block = RANKS * BATCH_PER_RANK * self.steps
         blocks_per_epoch = -(-EPOCH_SAMPLES // samples_per_block)
-        config = RunConfig(
+        return RunConfig(
             workload=self.model,
             recipe="classic",
             data=f"synthetic:size={samples_per_block * blocks_per_epoch}",
@@ -86,7 +86,6 @@ class Plan:
             log_every=self.steps,
             evaluate=False,
         )
-        return with_recipe(config, choose_recipe(config))  # The peers take momentum and weight decay from it.
 
 
 DEFAULTS = {"cnn": Plan("cnn", rounds=100, steps=100), "vgg11": Plan("vgg11", rounds=40, steps=5)}
@@ -162,7 +161,8 @@ def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
     world = join_world(timeout_s=config.timeout)
     train, _ = data.load(config.data, data_dir=data.default_data_dir())
     with (folder / f"peers-{rank}.log").open("w") as log:
-        schedule = BlockSchedule(plan, make_peers(Task(config, train, rank, RANKS, log)))
+        with_values = with_recipe(config, choose_recipe(config))  # The peers take momentum and weight decay from it.
+        schedule = BlockSchedule(plan, make_peers(Task(with_values, train, rank, RANKS, log)))
 
         # A window of the loop is a block: the first is as long as the others, and none grows beyond it.
         with patch.multiple(windows, WINDOW_S=0, WARM_UP_STEPS=plan.steps):

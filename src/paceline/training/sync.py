@@ -23,7 +23,7 @@ from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters, St
 from paceline.strategies.base.uncopied_hook import UncopiedHook
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 from paceline.training.checks.attach_arguments import check_optimizer
-from paceline.training.checks.loop import LoopChecks
+from paceline.training.checks.loop import LoopChecks, watch_optimizers
 from paceline.training.replicas.guard import ReplicaGuard
 
 
@@ -71,6 +71,7 @@ class Sync:
         self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
         """Counter of the bytes that sockets carry, read from the kernel; None without timing."""
+        watch_optimizers()  # Before the strategy starts servers.
         try:
             attached = strategy.attach(model, self._checked(make_optimizer, model), comm)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import optimizer as optimizer_module
 from torch.utils.checkpoint import checkpoint
 
 from paceline.comm import Comm
@@ -532,3 +534,36 @@ def raise_memory_error(*_: object) -> None:
 def test_an_attach_that_fails_leaves_the_model_as_it_was(pool: Pool, text: str) -> None:
     for hooks in pool.run(fails_late, 2, text):
         assert not any(hooks)
+
+
+def attach_beside_a_thread(comm: Comm) -> list[str]:
+    """Attach and close while a thread steps another optimiser; return what went wrong."""
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    errors: list[str] = []
+    is_done = threading.Event()
+
+    def step() -> None:
+        while not is_done.is_set():
+            try:
+                other.step()
+            except RuntimeError as error:
+                errors.append(str(error))
+                return
+
+    thread = threading.Thread(target=step)
+    for number in range(20):
+        sync = Sync(make_model(), sgd, create("allreduce"), comm, "broadcast")
+        if not number:
+            hooks = dict(optimizer_module._global_optimizer_pre_hooks)
+            thread.start()
+        elif hooks != optimizer_module._global_optimizer_pre_hooks:
+            errors.append("the hooks of all optimisers have changed")
+        sync.detach()
+    is_done.set()
+    thread.join()
+    return errors
+
+
+def test_attaching_and_closing_does_not_disturb_optimisers_in_other_threads(pool: Pool) -> None:
+    """Servers step in threads. Torch's hooks on all optimisers, which are in one dict, must not change meanwhile."""
+    assert pool.run(attach_beside_a_thread, 2) == [[], []]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -29,18 +30,45 @@ _STEP_HINT = "call sync.step(), which synchronises gradients and then steps the 
 _AGAIN_HINT = "do this before attach(), or call close() and attach() again"
 _FREEZE_HINT = "freeze it before attach(), or allow parameters without a gradient: attach(…, allow_unused=True)"
 
-_open_checks: weakref.WeakSet[LoopChecks] = weakref.WeakSet()
-"""Checks of all attached models."""
+_open_checks: tuple[weakref.ref[LoopChecks], ...] = ()
+"""Checks of all attached models. It is replaced, never changed, because servers step optimisers in other threads."""
+
+
+@functools.cache
+def watch_optimizers() -> None:
+    """Check the steps of all optimisers from now on; call it before a strategy starts a thread that steps one.
+
+    Torch keeps such hooks in one dict for all optimisers. Adding or removing one while another thread steps any
+    optimiser would raise an error there, so this one is added once, and stays.
+    """
+    register_optimizer_step_pre_hook(_on_optimizer_step)
+
+
+def _on_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for reference in _open_checks:
+        checks = reference()
+        if checks is not None:
+            checks._check_optimizer_step(optimizer)
+
+
+_on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def check_not_attached(model: nn.Module) -> None:
     """Raise if a parameter of the model is already synchronised by another `Sync`."""
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and any(checks.trains(parameter) for checks in _open_checks):
+        attached = (reference() for reference in _open_checks)
+        if parameter.requires_grad and any(checks is not None and checks.trains(parameter) for checks in attached):
             raise UsageError(
                 f"{name} is already attached: two strategies would synchronise it.",
                 hint="call close() of the first attach() before the second",
             )
+
+
+def _replace_open_checks(*, without: LoopChecks | None, added: LoopChecks | None) -> None:
+    global _open_checks
+    kept = [found for reference in _open_checks if (found := reference()) is not None and found is not without]
+    _open_checks = tuple(weakref.ref(checks) for checks in [*kept, *([] if added is None else [added])])
 
 
 class LoopChecks:
@@ -74,11 +102,12 @@ class LoopChecks:
         self._wrapped = wrapped
         self._hooks = ExitStack()
         self._add_hooks(wrapped)
-        _open_checks.add(self)
+        watch_optimizers()
+        _replace_open_checks(without=None, added=self)
 
     def close(self) -> None:
         """Remove the hooks."""
-        _open_checks.discard(self)
+        _replace_open_checks(without=self, added=None)
         self._hooks.close()
 
     def trains(self, parameter: nn.Parameter) -> bool:
@@ -163,16 +192,9 @@ class LoopChecks:
             if checks is not None:
                 checks._may_have_changed = True
 
-        def on_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            checks = reference()
-            if checks is not None:
-                checks._check_optimizer_step(optimizer)
-
-        on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         hooks = [
             register_module_parameter_registration_hook(on_registration),
             register_module_module_registration_hook(on_registration),
-            register_optimizer_step_pre_hook(on_optimizer_step),
         ]
         if self._is_wrapped:
             hooks += [
