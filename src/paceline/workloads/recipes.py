@@ -32,7 +32,7 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
             weight_decay=1e-3,
             schedule="triangular",
             warmup_epochs=2.0,
-            warmup_steps=100,
+            warmup_steps=300,
             label_smoothing=0.1,
         ),
         CLASSIC: Recipe(lr=0.1),
