@@ -235,3 +235,58 @@ def test_resume_of_the_last_run(tmp_path: Path) -> None:
     assert found["checkpoints"]["written"] == 3
     assert [tmp_path / found["record"]] == list((tmp_path / "runs").iterdir())
     assert read_run(tmp_path / found["record"]).config["steps"] == 6
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(48, 10 + 3 + 4), (8, 10 + 18 + 24)])
+def test_another_batch_trains_the_rest_of_the_same_epochs(tmp_path: Path, batch: int, steps: int) -> None:
+    """After 10 steps of 24 samples, 144 of the second epoch and 192 of the third are left."""
+    how = ("--ranks", "2", "--epochs", "3", "--no-evaluate", "--checkpoint-every", "10", "--keep", "9")
+    train(*RUN, *how, "--out", tmp_path / "one")
+    out = without_later_ones(tmp_path / "one", tmp_path / "two", 10)
+    record, said = resume(out, "--batch", str(batch))
+    assert f"  --batch: {batch} (was 24)" in said
+    assert record.summary is not None
+    assert record.summary.steps == steps
+    assert sum(log.samples for log in record.events_of(LogEvent)) == 3 * 192
+
+
+def rates(record: RunRecord) -> list[float]:
+    return [rate for log in record.events_of(LogEvent) for rate in log.lrs or []]
+
+
+def test_a_scheduler_of_the_workload_goes_on(tmp_path: Path) -> None:
+    """With its state at the same length, and with all its steps again if the run has another one."""
+    how = ("user_workloads:scheduled", "--ranks", "2", "--batch", "8", "--no-evaluate", "--checkpoint-every", "5")
+    train(*how, "--steps", "20", "--keep", "9", "--out", tmp_path / "whole")
+    expected = [0.1 * (1 - 0.5 * step / 20) for step in range(20)]
+    assert rates(read_run(tmp_path / "whole")) == pytest.approx(expected)
+    for step in (10, 15):  # Twice in the same record.
+        without_later_ones(tmp_path / "whole", tmp_path / f"from-{step}", step)
+        record, said = resume(tmp_path / f"from-{step}")
+        assert "not resumed" not in said
+        assert rates(record) == pytest.approx(expected)
+        assert losses_of(record) == losses_of(read_run(tmp_path / "whole"))
+    record, said = resume(tmp_path / "from-10", "--steps", "40")
+    assert "not resumed: the state of the scheduler, which makes its steps again" in said
+    assert rates(record)[20:] == pytest.approx([0.1 * (1 - 0.5 * step / 40) for step in range(20, 40)])
+
+
+def test_a_state_that_cannot_be_kept_stops_the_run_soon(tmp_path: Path) -> None:
+    how = ("--ranks", "2", "--batch", "8", "--steps", "40", "--checkpoint-every", "30", "--no-evaluate")
+    said = train("user_workloads:keeps_a_set", *how, "--out", tmp_path, expect=12)
+    assert "error: the state of the optimiser cannot be kept in a checkpoint: weight/seen is a set." in said
+    record = read_run(tmp_path)
+    assert record.summary is not None
+    assert record.summary.steps == 5, "after the first window"
+
+
+def test_a_restart_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    """Also with --deterministic: nothing that prepares a resume may change the weights."""
+    how = ("--ranks", "2", "--steps", "6", "--no-evaluate", "--save")
+    train(*RUN, *how, tmp_path / "a.safetensors", "--out", tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "finished").unlink()
+    train(*RUN, *how, tmp_path / "b.safetensors", "--resume", "auto", "--out", tmp_path / "b")
+    assert same(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    (event,) = read_run(tmp_path / "b").events_of(ResumedEvent)
+    assert (event.step, event.redone, event.checkpoint) == (0, 6, "")

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -205,6 +206,42 @@ class _OutOfOrder(torch.optim.SGD):
 def overflowing() -> Workload:
     """Return a workload with gradients of more than 1, which overflow in float16 if scaled by 65,536."""
     return Workload(model=nn.Linear(4, 3), train=_samples(), loss=lambda out, y: 100 * F.cross_entropy(out, y))
+
+
+def scheduled() -> Workload:
+    """Return a workload whose learning rate is set by a scheduler of its own."""
+
+    def scheduler(optimizer: torch.optim.Optimizer, steps: int | None) -> torch.optim.lr_scheduler.LRScheduler:
+        assert steps is not None
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - 0.5 * step / steps)
+
+    return Workload(
+        model=nn.Linear(4, 3),
+        train=_samples(),
+        loss=F.cross_entropy,
+        optimizer=lambda params: torch.optim.SGD([p for _, p in params], lr=0.1, momentum=0.9),
+        scheduler=scheduler,
+    )
+
+
+class _KeepsASet(torch.optim.SGD):
+    """Optimiser with a state that no checkpoint can keep."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["seen"] = {1, 2}
+        return super().step(closure)
+
+
+def keeps_a_set() -> Workload:
+    """Return a workload whose optimiser has such a state."""
+    return Workload(
+        model=nn.Linear(4, 3),
+        train=_samples(),
+        loss=F.cross_entropy,
+        optimizer=lambda params: _KeepsASet([p for _, p in params], lr=0.1),
+    )
 
 
 def server_fails() -> Workload:

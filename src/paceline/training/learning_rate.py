@@ -52,10 +52,13 @@ class LearningRate(Protocol):
         """Set the learning rate of the step with this number, counted from 0."""
 
     def state(self) -> Any:
-        """Return what a checkpoint keeps; None if the learning rate follows from the step alone."""
+        """Return what a checkpoint keeps."""
 
-    def load(self, state: Any, step: int) -> None:
-        """Continue at a step from a kept state, None if it has none."""
+    def can_load(self, state: Any) -> bool:
+        """Return whether `load` can continue from a kept state, None if there is none."""
+
+    def load(self, state: Any) -> list[str]:
+        """Continue from a kept state, None if there is none; return what could not be used, in words."""
 
 
 class RecipeRate:
@@ -67,8 +70,11 @@ class RecipeRate:
         optimizer: torch.optim.Optimizer,
         steps_per_epoch: int | None,
         steps: Callable[[int], int | None],
+        *,
+        ends_by_time: bool = False,
     ) -> None:
         self._recipe = recipe
+        self._ends_by_time = ends_by_time
         self._groups = [(group, float(group["lr"])) for group in optimizer.param_groups]
         self._steps_per_epoch = steps_per_epoch
         self._steps = steps
@@ -86,19 +92,28 @@ class RecipeRate:
             if group["lr"] != peak * factor:
                 group["lr"] = peak * factor
 
-    def state(self) -> None:
-        return None
+    def state(self) -> Any:
+        return {"progress": self._progress}
 
-    def load(self, state: Any, step: int) -> None:
-        """Do nothing: the learning rate follows from the step."""
+    def can_load(self, state: Any) -> bool:
+        return isinstance(state, dict) and "progress" in state
+
+    def load(self, state: Any) -> list[str]:
+        """Keep the share of the run that was done: that of a run that ends by time is estimated anew."""
+        if self.can_load(state) and self._ends_by_time:
+            self._progress = state["progress"]
+        return []
 
 
 class SchedulerRate:
     """Learning rate by the scheduler of the workload, which counts the steps of the whole run."""
 
-    def __init__(self, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    def __init__(self, scheduler: torch.optim.lr_scheduler.LRScheduler, total: int | None) -> None:
         self._scheduler = scheduler
+        self._total = total
+        """Length of the run that the scheduler was made for; None if it is unknown."""
         self._step = 0
+        """Steps that the scheduler has made."""
 
     def before_step(self, step: int) -> None:
         while self._step < step:  # More than once where other ranks have trained the steps in between.
@@ -106,13 +121,19 @@ class SchedulerRate:
             self._step += 1
 
     def state(self) -> Any:
-        return self._scheduler.state_dict()
+        return {"scheduler": self._scheduler.state_dict(), "steps": self._step, "total": self._total}
 
-    def load(self, state: Any, step: int) -> None:
-        """Load the scheduler's own state; without one, it makes all its steps up to this one before the next step."""
-        if state is not None:
-            self._scheduler.load_state_dict(state)
-            self._step = step
+    def can_load(self, state: Any) -> bool:
+        """Return whether the kept state is that of a scheduler for a run of the same length."""
+        return isinstance(state, dict) and "scheduler" in state and state["total"] == self._total
+
+    def load(self, state: Any) -> list[str]:
+        """Load the scheduler's own state. Without one, or with that of another length, it makes all its steps again."""
+        if not self.can_load(state):
+            return ["the state of the scheduler, which makes its steps again, because the length of the run is another"]
+        self._scheduler.load_state_dict(state["scheduler"])
+        self._step = state["steps"]
+        return []
 
 
 def _make_scheduler(
@@ -154,11 +175,11 @@ def make_learning_rate(
     recipe = workload.recipe
     assert recipe is not None, "load_workload() sets the recipe"
     if workload.scheduler is not None:
-        return SchedulerRate(_make_scheduler(workload.scheduler, optimizer, total))
+        return SchedulerRate(_make_scheduler(workload.scheduler, optimizer, total), total)
     if (recipe.schedule != "constant" and not has_end) or (recipe.warmup_epochs and steps_per_epoch is None):
         what = f"the schedule {recipe.schedule}" if recipe.schedule != "constant" else "warm-up"
         raise WorkloadError(
             f"{what} needs the length of the training data, which is an iterable of unknown length.",
             hint="use --steps N with --warmup-epochs 0, or --schedule constant, or give the workload its own scheduler",
         )
-    return RecipeRate(recipe, optimizer, steps_per_epoch, steps)
+    return RecipeRate(recipe, optimizer, steps_per_epoch, steps, ends_by_time=total is None)

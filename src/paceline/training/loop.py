@@ -16,10 +16,10 @@ from paceline.config import ENDLESS, RunConfig
 from paceline.errors import WorkloadError
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
-from paceline.training.checkpoints.checkpointer import Checkpointer
+from paceline.training.checkpoints.checkpointer import Checkpointer, check_position_is_known
 from paceline.training.checkpoints.resume import ResumePoint, load_into
 from paceline.training.divergence import DivergenceCheck
-from paceline.training.learning_rate import make_learning_rate
+from paceline.training.learning_rate import LearningRate, make_learning_rate
 from paceline.training.precision import autocast, make_scaler
 from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.recording import Recording
@@ -55,20 +55,13 @@ class TrainingLoop:
         self.divergence = DivergenceCheck(self.config, self.workload, self.sync, self.source, self.windows)
         self.scaler = make_scaler(self.config.precision, self.source.share.device, self.config.on_nan)
         self._restores_buffers = self.scaler is not None  # It may skip steps, whose statistics are not finite either.
-        self.learning_rate = make_learning_rate(
-            self.workload,
-            self.sync.optimizer,
-            self.source.expected_steps,
-            self._expected_length,
-            total=None if self.config.seconds is not None else self._total,
-            has_end=self.config.seconds is not None or self._total is not None,
-        )
         self._step = 0
         """Steps that this rank has trained, and those before the run resumed."""
         self._epoch_began = 0
         """Samples trained before the present epoch."""
         self.checkpointer: Checkpointer | None = None
         if self.checkpoints is not None and self.config.checkpoint_interval is not None:
+            check_position_is_known(self.sync, self.source)
             self.checkpointer = Checkpointer(
                 self.config,
                 self.given or self.config,
@@ -80,13 +73,28 @@ class TrainingLoop:
             )
         self.stops = Stops(self.stop, self.sync, self.windows, self.checkpointer)
 
+    @cached_property
+    def learning_rate(self) -> LearningRate:
+        """Setter of the learning rate. It is made when the position at which the run starts is known."""
+        return make_learning_rate(
+            self.workload,
+            self.sync.optimizer,
+            self.source.expected_steps,
+            self._expected_length,
+            total=None if self.config.seconds is not None else self._total,
+            has_end=self.config.seconds is not None or self._total is not None,
+        )
+
     def resume(self, point: ResumePoint) -> list[str]:
         """Continue from a checkpoint; return what of it could not be used, in words. Called on every rank."""
-        lost = load_into(self.sync, point, keeps_groups=self.workload.scheduler is not None)
         self._start = self.source.normalised(point.position)
         self._step = self._start.step
+        learning_rate, kept = self.learning_rate, None if point.loop is None else point.loop.scheduler
+        # The settings of an optimiser from a recipe are those of the command line, which may have changed.
+        has_own = self.workload.scheduler is not None or self.workload.optimizer is not None
+        lost = load_into(self.sync, point, keeps_groups=has_own and learning_rate.can_load(kept))
         if point.loop is not None:
-            self.learning_rate.load(point.loop.scheduler, self._step)
+            lost += learning_rate.load(kept)
             if self.scaler is not None and point.loop.scaler is not None:
                 self.scaler.load_state_dict(point.loop.scaler)
             if self.evaluations is not None:
@@ -106,6 +114,7 @@ class TrainingLoop:
         source = self.source
         start = StartEvent(steps=total, steps_per_epoch=source.expected_steps, dropped=source.dropped)
         self.recording.write_event(start)
+        _ = self.learning_rate  # Raises before the first step if the schedule needs a length that is unknown.
         if self.checkpointer is not None:
             self.checkpointer.start(self._start)
         try:
@@ -169,7 +178,7 @@ class TrainingLoop:
             end = self.windows.next_end(step)
             if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
                 end = total
-            self.stops.limit_window(step, end - step)
+            end = step + self.stops.limit_window(step, end - step)
             self.windows.open()
             while (ticket := self.sync.ticket) < (end - first) * workers:
                 self.stopwatch.begin()
@@ -199,8 +208,10 @@ class TrainingLoop:
         if self.sync.strategy.lockstep:
             in_epoch = self.windows.trained.samples - self._epoch_began
         else:  # Windows do not end with epochs, but all shares of all steps are trained.
-            last_end = self.windows.epoch_ends[-1] if self.windows.epoch_ends else 0
-            in_epoch = (step - last_end) * (self.source.batch or 0)
+            start, batch = self._start, self.source.batch
+            assert batch is not None, "a checkpointer refuses data whose position is unknown"
+            since = start if epoch == start.epoch else Position(step=self.windows.epoch_ends[epoch - 1])
+            in_epoch = since.epoch_samples + (step - since.step) * batch
         ends = tuple(self.windows.epoch_ends[:epoch])
         if self.sync.strategy.lockstep and len(ends) < epoch:  # Windows know an end by the step that follows it.
             ends = (*ends, *[step] * (epoch - len(ends)))

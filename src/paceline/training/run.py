@@ -56,7 +56,12 @@ def run(
         setup.serve(optimizer_factory(setup.workload, setup.source().batch))
         close_comm(setup.comm)
         return
-    _run_as_worker(setup, folder, on_event, command, resume)
+    try:
+        _run_as_worker(setup, folder, on_event, command, resume)
+    except PreemptedError:
+        if setup.comm.rank == 0:
+            world.announce(f"run-{number}")  # Idle ranks end, too.
+        raise
     if setup.comm.rank == 0:
         world.announce(f"run-{number}")
 
@@ -97,7 +102,7 @@ def _run_as_worker(
             StopRequest(setup.world.store),
         )
         if point is not None:
-            if config.deterministic:
+            if config.deterministic and point.info is not None and setup.strategy.lockstep:
                 rehearse_step(sync, workload, source)
             recording.write_event(point.event(loop.resume(point)))
         try:
@@ -117,6 +122,8 @@ def _run_as_worker(
             summary = msgspec.structs.replace(
                 summary, test=tests.test, best=evaluations.best, test_by_rank=tests.test_by_rank
             )
+            if loop.checkpointer is not None and comm.rank == 0 and evaluations.best is not None:
+                loop.checkpointer.mark_best(evaluations.best.step)
         if config.save:
             _save_weights(sync, Path(config.save))
         recording.finish(summary)

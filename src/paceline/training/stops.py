@@ -12,8 +12,9 @@ from paceline.training.recording.windows import Windows
 from paceline.training.sync import Sync
 from paceline.workloads.position import Position
 
-LONGEST_WINDOW_S = 2.0
-"""Longest window of a run that may be asked to stop, since it stops at the end of one."""
+LONGEST_WINDOW_S, LONGEST_ASYNCHRONOUS_S = 2.0, 10.0
+"""Longest window of a run that may be asked to stop, since it stops at the end of one: if ranks step together, and if
+they wait for each other at the ends of windows only."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Stops:
         if not self.is_possible:
             return count
         last, strategy = self.windows.totals.last, self.sync.strategy
-        if last is not None and strategy.lockstep:
-            periods = max(1, int(LONGEST_WINDOW_S / last.step_s / strategy.period))
+        if last is not None:
+            longest_s = LONGEST_WINDOW_S if strategy.lockstep else LONGEST_ASYNCHRONOUS_S
+            periods = max(1, int(longest_s / last.step_s / strategy.period))
             count = min(count, periods * strategy.period)
         if self.sync.rank == 0 and self.request.requested():
             self.request.announce(step + count)

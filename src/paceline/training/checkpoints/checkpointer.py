@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from paceline.comm.json_messages import gather_typed
 from paceline.config import RunConfig
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, UsageError
 from paceline.records.checkpoint import CheckpointInfo
 from paceline.records.events import CheckpointEvent
 from paceline.records.provenance import version_of
@@ -24,13 +25,14 @@ from paceline.records.summary import BestEvaluation
 from paceline.records.value_types import Count
 from paceline.strategies.base.strategy import State
 from paceline.training.checkpoints.capture import capture
-from paceline.training.checkpoints.storage.async_writer import AsyncWriter
-from paceline.training.checkpoints.storage.contents import EncodedCheckpoint, ParamGroups, check_keepable
+from paceline.training.checkpoints.storage.async_writer import AsyncWriter, unexpected_error
+from paceline.training.checkpoints.storage.contents import EncodedCheckpoint, ParamGroups
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.history import TrainedTotals
 from paceline.training.recording.recording import Recording
 from paceline.training.sync import Sync
+from paceline.workloads.batches import Source
 from paceline.workloads.position import Position
 
 
@@ -76,23 +78,23 @@ class TimedFolder(CheckpointFolder):
 
     def __init__(self, path: Path, keep: int) -> None:
         super().__init__(path, keep)
-        self._written: list[Written] = []
+        self._written: deque[Written] = deque()  # Its methods are atomic.
 
     def write_encoded(self, encoded: EncodedCheckpoint, *, is_best: bool = False) -> Path:
         began_s, step = time.perf_counter(), encoded.info.step
         try:
             path = super().write_encoded(encoded, is_best=is_best)
-        except CheckpointError as error:
-            self._written.append(Written(step, time.perf_counter() - began_s, 0, error))
-            raise
+        except Exception as error:
+            known = error if isinstance(error, CheckpointError) else unexpected_error(error, step)
+            self._written.append(Written(step, time.perf_counter() - began_s, 0, known))
+            raise known from error
         size = sum(file.stat().st_size for file in path.iterdir())
         self._written.append(Written(step, time.perf_counter() - began_s, size))
         return path
 
     def take_written(self) -> list[Written]:
         """Return the checkpoints that were finished since the last call."""
-        written, self._written = self._written, []
-        return written
+        return [self._written.popleft() for _ in range(len(self._written))]
 
 
 class Checkpointer:
@@ -124,8 +126,8 @@ class Checkpointer:
         self._last_s = recording.windows.totals.wall_s
         self._pending: dict[int, CheckpointEvent] = {}
         """Checkpoints that are being written, by step."""
-        self._failure: CheckpointError | None = None
-        """Failure of rank 0 that other ranks do not know yet."""
+        self._failure: tuple[int, CheckpointError] | None = None
+        """Step and error of the last checkpoint, if it could not be written; known on rank 0 only."""
         self._is_checked = False
         """Whether the state of this run is known to fit into a checkpoint."""
 
@@ -141,7 +143,7 @@ class Checkpointer:
         if self._is_due(position) or self._is_new_best(position):
             self.write(position)
         elif not self._is_checked:
-            self._check_keepable()
+            self._check_keepable(position)
 
     def write(self, position: Position, *, must_succeed: bool = False) -> None:
         """Write a checkpoint, unless that of this step is written.
@@ -156,27 +158,39 @@ class Checkpointer:
         if self._sync.rank == 0:
             self._write(captured.state, captured.param_groups, self._info(position, captured.random), began_s, is_best)
         self._last, self._last_s = position, self._recording.windows.totals.wall_s
-        self._raise_failure(must_succeed=must_succeed)
-        if self._sync.payload is not None:  # What a checkpoint sends does not belong to the next window.
-            self._sync.payload.close_window(0, counts=False)
+        self._raise_failure(position.step if must_succeed else None)
+        self._leave_payload_out()
 
     def finish(self, *, must_succeed: bool = False) -> None:
         """Wait until all checkpoints are on disk; called on every rank at the end of the run."""
         self.close()
         self._report_written()
-        self._raise_failure(must_succeed=must_succeed)
+        self._raise_failure(self._last.step if must_succeed else None)
 
     def close(self) -> None:
         """End the thread that writes; called after an error, too."""
         if self._writer is not None:
             self._writer.close()
 
-    def _check_keepable(self) -> None:
-        """Raise if a checkpoint cannot keep the state, after the first window: optimisers make theirs in a step."""
+    def mark_best(self, step: int) -> None:
+        """Mark the checkpoint of a step as the best, if it was written; called on rank 0."""
+        with suppress(CheckpointError):
+            self._folder.mark_best(step)
+
+    def _check_keepable(self, position: Position) -> None:
+        """Raise on all ranks if a checkpoint cannot keep the state, after the first window.
+
+        Optimisers make their state in a step, so it is not known earlier.
+        """
         self._is_checked = True
         captured = capture(self._sync, keeps_own_buffers=self._keeps_own_buffers)
         if self._sync.rank == 0:
-            check_keepable(captured.state, captured.param_groups, self._keep_loop())
+            try:
+                EncodedCheckpoint.of(captured.state, captured.param_groups, self._info(position, captured.random))
+            except CheckpointError as error:
+                self._failure = position.step, error
+        self._raise_failure(position.step)
+        self._leave_payload_out()
 
     def _is_due(self, position: Position) -> bool:
         interval, last = self._interval, self._last
@@ -228,33 +242,64 @@ class Checkpointer:
         event = CheckpointEvent(
             step=info.step, started_s=began_s, stall_s=0.0, write_s=None, is_async=self._is_async, is_best=is_best
         )
-        with suppress(CheckpointError):  # The folder keeps the error.
+        error: CheckpointError | None = None
+        try:
             (self._writer or self._folder).write(state, groups, info, is_best=is_best)
+        except CheckpointError as found:
+            error = found
+        except MemoryError as found:  # There is no memory for the copy.
+            error = unexpected_error(found, info.step)
         self._pending[info.step] = msgspec.structs.replace(event, stall_s=now() - began_s)
         self._report_written()
+        if error is not None and info.step in self._pending:  # It failed before anything was written.
+            self._report(Written(info.step, 0.0, 0, error))
 
     def _report_written(self) -> None:
         """Write an event for each checkpoint that has been written meanwhile."""
         for written in self._folder.take_written():
-            event, error = self._pending.pop(written.step), written.error
-            self._failure = error or self._failure
-            # What it takes to copy the state in the background is part of the stall.
-            write_s = written.seconds if event.is_async else event.stall_s
-            self._recording.write_event(
-                msgspec.structs.replace(
-                    event,
-                    write_s=None if error is not None else write_s,
-                    bytes=written.bytes,
-                    error=None if error is None else error.message,
-                )
-            )
+            self._report(written)
 
-    def _raise_failure(self, *, must_succeed: bool) -> None:
-        """Raise on all ranks if rank 0 could not write a checkpoint, unless the run goes on without it."""
-        if self._config.on_checkpoint_error == "continue" and not must_succeed:
+    def _report(self, written: Written) -> None:
+        event, error = self._pending.pop(written.step), written.error
+        self._failure = None if error is None else (written.step, error)
+        # What it takes to copy the state in the background is part of the stall.
+        write_s = written.seconds if event.is_async else event.stall_s
+        self._recording.write_event(
+            msgspec.structs.replace(
+                event,
+                write_s=None if error is not None else write_s,
+                bytes=written.bytes,
+                error=None if error is None else error.message,
+            )
+        )
+
+    def _leave_payload_out(self) -> None:
+        """Count no bytes that a checkpoint sends: they do not belong to the next window."""
+        if self._sync.payload is not None:
+            self._sync.payload.close_window(0, counts=False)
+
+    def _raise_failure(self, needed_step: int | None) -> None:
+        """Raise on all ranks if rank 0 could not write a checkpoint.
+
+        If the run goes on without checkpoints, only the one of `needed_step` must have been written.
+        """
+        goes_on = self._config.on_checkpoint_error == "continue"
+        if goes_on and needed_step is None:
             return
-        failure, self._failure = self._failure, None
-        found = ["", ""] if failure is None else [failure.message, failure.hint or ""]
+        found = ["", ""]
+        if self._failure is not None and (not goes_on or self._failure[0] == needed_step):
+            error = self._failure[1]
+            found = [error.message, error.hint or ""]
         message, hint = gather_typed(found, list[str], self._sync.comm.control)[0]
         if message:
             raise CheckpointError(message, hint=hint)
+
+
+def check_position_is_known(sync: Sync, source: Source) -> None:
+    """Raise if the position in the data is unknown: with an iterable, if ranks do not step together."""
+    if not sync.strategy.lockstep and source.batch is None:
+        raise UsageError(
+            "checkpoints need to know how many samples were trained, but the data is an iterable of batches, and under "
+            f"{sync.strategy.name} ranks do not step together.",
+            hint="use a data set with a length, or a strategy under which ranks step together",
+        )

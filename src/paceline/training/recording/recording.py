@@ -95,7 +95,7 @@ class Recording:
             recorder.write_event,
             profiler,
             config.seconds,
-            boundaries_of(config),
+            boundaries_of(config, lockstep=sync.strategy.lockstep),
             self._resumed,
         )
         if not steps_only:
@@ -166,8 +166,11 @@ class Recording:
         self.close()
 
 
-def boundaries_of(config: RunConfig) -> Boundaries:
-    """Return the steps and times at which a run evaluates or writes a checkpoint."""
+def boundaries_of(config: RunConfig, *, lockstep: bool) -> Boundaries:
+    """Return the steps and times at which a run evaluates or writes a checkpoint.
+
+    Ranks that do not step together evaluate at the end of any window.
+    """
     interval = config.checkpoint_interval
-    steps = (config.eval_steps, None if interval is None else interval.steps)
+    steps = (config.eval_steps if lockstep else None, None if interval is None else interval.steps)
     return Boundaries(tuple(every for every in steps if every), None if interval is None else interval.seconds)

@@ -64,7 +64,7 @@ class Windows:
     ) -> None:
         """Make the windows of a run that ends after `seconds`, and that may have `resumed`.
 
-        Windows of ranks that step together end at the `boundaries`.
+        Windows end at the `boundaries`.
         """
         self.totals = WindowTotals()
         """Sums over the closed windows."""
@@ -80,7 +80,7 @@ class Windows:
         self._write_event = write_event
         self._profiler = profiler
         self._seconds = seconds
-        self._boundaries = boundaries if sync.strategy.lockstep else NO_BOUNDARIES
+        self._boundaries = boundaries
         self._logs_per_window = 1
         self._rates: dict[int, float] = {}
         """Learning rate of the steps of the open window that this rank trains, as far as the loop reports it."""

@@ -84,13 +84,14 @@ class AsyncWriter:
         except CheckpointError as found:
             error = found
         except Exception as found:  # Nobody would see it in this thread.
-            error = _unexpected(found, encoded.info.step)
+            error = unexpected_error(found, encoded.info.step)
         with self._lock:
             self._last_failed = error is not None
             self._error = error or self._error
 
 
-def _unexpected(error: Exception, step: int) -> CheckpointError:
+def unexpected_error(error: Exception, step: int) -> CheckpointError:
+    """Return the error for a checkpoint that could not be written for a reason that nothing else explains."""
     return CheckpointError(
         f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}.",
         detail="".join(traceback.format_exception(error)),
