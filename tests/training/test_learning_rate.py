@@ -172,7 +172,7 @@ def with_recipe() -> Workload:
 
 def test_a_scheduler_counts_steps_that_other_ranks_have_trained() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    rate = SchedulerRate(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    rate = SchedulerRate(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), None)
     rate.before_step(0)
     optimizer.step()
     assert optimizer.param_groups[0]["lr"] == 1
