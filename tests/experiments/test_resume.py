@@ -111,6 +111,7 @@ def test_one_record_spans_the_whole_run(whole: Path, resumed: tuple[Path, RunRec
     (event,) = record.events_of(ResumedEvent)
     assert (event.step, event.redone, event.lost, event.warnings) == (RESUMED, STEPS - RESUMED, [], [])
     assert "resumed at step 10, 14 steps done again" in said
+    assert "the run resumed 1 time; the tables above are of the steps since step 10" in said
     assert record.first_step == RESUMED
     assert {rank: len(steps) for rank, steps in record.steps.items()} == dict.fromkeys(range(3), STEPS - RESUMED)
     assert record.steps[0]["step"].tolist() == list(range(RESUMED, STEPS))
@@ -128,7 +129,9 @@ def test_one_record_spans_the_whole_run(whole: Path, resumed: tuple[Path, RunRec
 def test_the_report_of_a_run_that_resumed(resumed: tuple[Path, RunRecord, str], tmp_path: Path) -> None:
     done = paceline("report", str(resumed[0] / "run"), "--out", str(tmp_path / "page.html"), "--json")
     assert json.loads(done.stdout)
-    assert "Checkpoints" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "Checkpoints" in page
+    assert "ddp resumed 1 time, last at step 10, 14 steps done again" in page
 
 
 def test_other_ranks_another_strategy_and_more_steps(whole: Path, tmp_path: Path) -> None:

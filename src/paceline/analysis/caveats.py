@@ -17,7 +17,7 @@ from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.errors import DivergenceError
 from paceline.formatting import SHARE, TENTHS, format_cores, join_names, percent, plural, short, whole
 from paceline.records import RunRecord, Summary
-from paceline.records.events import ContinuedEvent, FailureEvent, ParityEvent, UnprovenEvent, events_of
+from paceline.records.events import ContinuedEvent, FailureEvent, ParityEvent, ResumedEvent, UnprovenEvent, events_of
 
 MOST_PLACES = 3
 """Most diverged runs of a candidate that a warning names."""
@@ -56,6 +56,7 @@ def caveats(
         planned = next(filter(None, map(planned_oversubscription, record_set.designs)), "")
         yield from filter(None, [found or sharing_sentence(planned)])
     yield from _slowed(record_set)
+    yield from _resumed(record_set)
     yield from _beside_other_load(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))
@@ -169,6 +170,20 @@ def _slowed(record_set: RecordSet) -> Iterator[str]:
         if what:
             whose = "" if len(found) == 1 else f"{join_names(names)}: "
             yield f"{whose}{what if whose else what.capitalize()} on purpose (--slow-rank)."
+
+
+def _resumed(record_set: RecordSet) -> Iterator[str]:
+    """Say which runs resumed: their files of ranks have the steps since then only."""
+    for candidate in record_set.candidates:
+        for run in record_set.runs_of(candidate.name).values():
+            resumed = run.events_of(ResumedEvent)
+            if resumed:
+                redone = sum(event.redone for event in resumed)
+                again = f", {plural(redone, 'step')} done again" if redone else ""
+                yield (
+                    f"{candidate.name} resumed {plural(len(resumed), 'time')}, last at step {whole(run.first_step)}{again}; "
+                    "its figures of single ranks and its time split are of the steps since then."
+                )
 
 
 def untracked_traffic(name: str, summary: Summary | None) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from paceline.cli.interrupts import CtrlCHandler
+from paceline.records.schema import CHECKPOINTS_FOLDER
 
 if TYPE_CHECKING:
     from paceline.experiments.train import FollowRun
@@ -40,7 +42,10 @@ def run_with_display(
     except KeyboardInterrupt:
         if not displays:
             raise
-        notify(f"interrupted; the record so far is in {displays[0].folder}")
+        folder = displays[0].folder
+        notify(f"interrupted; the record so far is in {folder}")
+        if any((folder / CHECKPOINTS_FOLDER).glob("step-*")):
+            notify(f"go on with: paceline train --resume --out {shlex.quote(str(folder))}")
         return None
     finally:
         for display in displays:

@@ -159,9 +159,7 @@ class RunConfig:
     )
     """Also test the synchronised weights while training: after every N steps, or after every epoch (epoch). It changes
     neither the weights nor step times, since evaluations are between the timed windows."""
-    checkpoint_every: str = setting(
-        "", compared=False, in_next_command=False, may_change=True, numbers=True, unused_by=("doctor",)
-    )
+    checkpoint_every: str = setting("", compared=False, may_change=True, numbers=True, unused_by=("doctor",))
     """Write a checkpoint after every N steps (100), after so much training time (30s, 10m, 1h), or after every epoch
     (epoch), and at the end of the run."""
     checkpoint: CheckpointMode | None = setting(None, in_next_command=False, unused_by=("doctor",))

@@ -98,8 +98,11 @@ class TrainingLoop:
             if self.scaler is not None and point.loop.scaler is not None:
                 self.scaler.load_state_dict(point.loop.scaler)
             if self.evaluations is not None:
+                is_same_data = point.info is not None and point.info.config.get("data") == self.config.data
                 self.evaluations.resume(
-                    point.loop.best, last_step=point.loop.evaluated_step, epochs=point.loop.evaluated_epochs
+                    point.loop.best if is_same_data else None,
+                    last_step=point.loop.evaluated_step,
+                    epochs=point.loop.evaluated_epochs,
                 )
         return lost
 

@@ -30,6 +30,7 @@ from paceline.formatting import (
     whole,
 )
 from paceline.records import RunRecord
+from paceline.records.events import ResumedEvent
 from paceline.records.summary import BestEvaluation, ReplicaComparisons, StalenessSummary, Summary
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.figure import Figure
@@ -148,6 +149,9 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         yield f"BatchNorm buffers (--bn {record.config['bn']}): {apart}"
     if summary.replicas:
         yield replicas_sentence(summary.replicas)
+    if record.first_step:
+        resumes = plural(len(record.events_of(ResumedEvent)), "time")
+        yield f"the run resumed {resumes}; the tables above are of the steps since step {whole(record.first_step)}"
     cost = checkpoint_cost(record)
     if cost is not None:
         yield checkpoints_sentence(cost)

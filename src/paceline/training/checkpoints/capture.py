@@ -43,8 +43,9 @@ def capture(sync: Sync, *, keeps_own_buffers: bool) -> Captured:
     With `keeps_own_buffers`, ranks have different running statistics, and each keeps its own.
     """
     own: dict[str, Any] = {}
-    if keeps_own_buffers:
-        own[BUFFERS] = {name: buffer.detach() for name, buffer in sync.strategy.model.named_buffers()}
+    buffers = {name: buffer.detach() for name, buffer in sync.strategy.model.named_buffers()}
+    if keeps_own_buffers and buffers:
+        own[BUFFERS] = buffers
     with sync.agreed():
         state = sync.strategy.state()
     if state.per_rank:
