@@ -180,8 +180,9 @@ def _resumed(record_set: RecordSet) -> Iterator[str]:
             if resumed:
                 redone = sum(event.redone for event in resumed)
                 again = f", {plural(redone, 'step')} done again" if redone else ""
+                times = plural(len(resumed), "time")
                 yield (
-                    f"{candidate.name} resumed {plural(len(resumed), 'time')}, last at step {whole(run.first_step)}{again}; "
+                    f"{candidate.name} resumed {times}, last at step {whole(run.first_step)}{again}; "
                     "its figures of single ranks and its time split are of the steps since then."
                 )
 
