@@ -254,6 +254,13 @@ def test_the_launcher_reads_no_tensors(kept: Path) -> None:
     assert (resumed.config.batch, resumed.ranks) == (64, 3)
 
 
+def test_a_run_whose_resume_was_killed_goes_on_in_its_folder(kept: Path) -> None:
+    for path in (kept, kept / "checkpoints", kept / "checkpoints" / "step-00000004"):
+        resumed = prepare_resume(RunConfig(), str(path), None, (), print)
+        assert resumed is not None
+        assert resumed.out == kept
+
+
 def test_resume_of_the_last_run(tmp_path: Path) -> None:
     """Without --out, that is the run under runs/ whose checkpoint is the newest."""
     paceline("train", *RUN, "--ranks", "1", "--steps", "4", "--checkpoint-every", "2", "--no-evaluate", cwd=tmp_path)

@@ -115,9 +115,11 @@ def _checkpoints_of(path: Path) -> Path:
 
 
 def run_folder_of(path: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint, or a folder of them, belongs to; None if it is in no run."""
-    places = [path, path.parent, path.parent.parent]
-    return next((place for place in places if (place / RUN_FILE).exists()), None)
+    """Return the folder of the run that a checkpoint, or a folder of them, belongs to; None if it is in no run.
+
+    It is the one with the folder `checkpoints`: a resume that was killed may have left no other file there.
+    """
+    return next((place.parent for place in (path, path.parent) if place.name == CHECKPOINTS_FOLDER), None)
 
 
 def _known_settings(info: CheckpointInfo) -> dict[str, Any]:
