@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.main import get_command
 
 import paceline
@@ -22,6 +23,9 @@ from paceline.experiments.names import check_names
 from paceline.experiments.scaling.points import make_points
 from paceline.experiments.scaling.shapes import choose_shapes
 from paceline.launch.launcher_process import LauncherProcess, Shape
+from paceline.strategies.base.strategy import State
+from paceline.training.checkpoints.storage import CheckpointFolder
+from training.checkpoints.storage.states import info
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -160,3 +164,17 @@ def test_the_strategy_of_the_documentation_is_one() -> None:
     exec(code, scope)
     assert issubclass(scope["Scaled"], paceline.Strategy)
     assert scope["Scaled"]().name == "scaled"
+
+
+def test_checkpoints_are_read_as_the_documentation_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained = torch.nn.Linear(3, 2)
+    folder = CheckpointFolder(Path("runs/my-run/checkpoints"))
+    folder.write(State(model=trained.state_dict(), optimizer={}, per_rank={}), [], info(1200))
+    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    examples = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "runs/my-run" in code]
+    assert len(examples) == 2
+    for code in examples:
+        model = torch.nn.Linear(3, 2)
+        exec(code, {"model": model})
+        assert torch.equal(model.weight, trained.weight)

@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 
 from commands import paceline
 from paceline.analysis.steps.timing import losses_of
+from paceline.config import RunConfig
+from paceline.experiments.resume import prepare_resume
 from paceline.records import RunRecord, read_run
 from paceline.records.events import CheckpointEvent, EvaluationEvent, LogEvent, ResumedEvent
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.checkpoints.storage.load import load
+from training.checkpoints.storage.states import GROUPS, info, state
 
 pytestmark = pytest.mark.takes(60)
 
@@ -110,6 +113,7 @@ def test_one_record_spans_the_whole_run(whole: Path, resumed: tuple[Path, RunRec
     assert [e.step for e in record.events_of(EvaluationEvent)] == [e.step for e in before.events_of(EvaluationEvent)]
     (event,) = record.events_of(ResumedEvent)
     assert (event.step, event.redone, event.lost, event.warnings) == (RESUMED, STEPS - RESUMED, [], [])
+    assert not event.is_restart
     assert "resumed at step 10, 14 steps done again" in said
     assert "the run resumed 1 time; the tables above are of the steps since step 10" in said
     assert record.first_step == RESUMED
@@ -161,6 +165,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole: Path, t
     assert "step-00000010 is not usable: " in said
     assert record.events_of(ResumedEvent)[0].step == newest
     assert losses_of(record) == losses_of(read_run(whole / "run"))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(whole: Path, tmp_path: Path) -> None:
+    out = without_later_ones(whole / "run", tmp_path / "run", EVERY)
+    for file in out.glob("checkpoints/*/model.safetensors"):
+        file.write_bytes(bytes(file.stat().st_size))
+    said = train("--resume", "--out", out, expect=12)
+    assert f"{out / 'checkpoints'} has no checkpoint that can be loaded." in said
 
 
 def test_a_finished_run_trains_more_epochs(tmp_path: Path) -> None:
@@ -227,6 +239,29 @@ def test_a_full_disk(tmp_path: Path, reaction: str) -> None:
 )
 def test_wrong_options(arguments: list[str], message: str, code: int) -> None:
     assert message in train(*arguments, expect=code)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Return the folder of a run with a checkpoint and without `run.json`, as a resume that was killed leaves it."""
+    saved = info(4, loop={"world_size": 3})
+    CheckpointFolder(tmp_path / "runs" / "kept" / "checkpoints").write(state(), GROUPS, saved)
+    return tmp_path / "runs" / "kept"
+
+
+def test_the_launcher_reads_no_tensors(kept: Path) -> None:
+    for file in kept.rglob("*.safetensors"):
+        file.write_bytes(bytes(file.stat().st_size))
+    resumed = prepare_resume(RunConfig(), str(kept), None, (), print)
+    assert resumed is not None
+    assert (resumed.config.batch, resumed.ranks) == (64, 3)
+
+
+def test_a_run_whose_resume_was_killed_goes_on_in_its_folder(kept: Path) -> None:
+    for path in (kept, kept / "checkpoints", kept / "checkpoints" / "step-00000004"):
+        resumed = prepare_resume(RunConfig(), str(path), None, (), print)
+        assert resumed is not None
+        assert resumed.out == kept
 
 
 def test_resume_of_the_last_run(tmp_path: Path) -> None:

@@ -239,6 +239,19 @@ def test_a_stream_leaves_out_a_batch_too_small_to_share_in_training_only() -> No
     assert [len(step) for step in walk(sources(batches, 2, micro_batches=2), 0)] == [12, 11]
 
 
+def test_a_stream_that_resumes_skips_trained_batches_alone() -> None:
+    """A batch that was too small to share was never trained, so it does not count among the samples to skip."""
+    batches = [NUMBERS[:2], NUMBERS[2:5], NUMBERS[5:7], NUMBERS[7:10], NUMBERS[10:13], NUMBERS[13:16]]
+    ranks = sources(batches, 3)
+    trained = walk(ranks, 0)
+    for done in range(len(trained) + 1):
+        skip = sum(map(len, trained[:done]))
+        left = [
+            target_of(ranks[0].fetch(piece)).tolist() for pieces in ranks[0].epoch(0, skip=skip) for piece in pieces
+        ]
+        assert left == [step[:1] for step in trained[done:]]
+
+
 def test_a_stream_knows_its_length_where_it_has_one() -> None:
     assert sources(global_batches(), 1)[0].expected_steps == 4
     assert sources(Factory(), 1)[0].expected_steps is None

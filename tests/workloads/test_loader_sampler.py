@@ -153,6 +153,22 @@ def test_without_reshuffling_a_sampler_is_drawn_once() -> None:
     assert epochs[0] == epochs[1]
 
 
+def test_a_sampler_with_its_own_generator_resumes_in_any_epoch() -> None:
+    """The epochs before are drawn too, so no sample of the epoch is trained twice or left out."""
+
+    def make() -> Source:
+        return source_of(loader_of(RandomSampler(DATA, num_samples=30, generator=torch.Generator().manual_seed(7))))
+
+    def samples(source: Source, epoch: int, skip: int = 0) -> list[int]:
+        return [sample for (piece,) in source.epoch(epoch, skip) for sample in source.fetch(piece)[0].tolist()]
+
+    whole = make()
+    epochs = [samples(whole, epoch) for epoch in range(4)]
+    assert len(set(map(tuple, epochs))) == 4
+    for epoch, trained_before in ((1, BATCH), (3, 2 * BATCH)):
+        assert samples(make(), epoch, trained_before) == epochs[epoch][trained_before:]
+
+
 def test_a_smaller_last_batch_is_dropped_if_the_loader_drops_it() -> None:
     data = TensorDataset(torch.arange(21))
     kept, dropping = (DataLoader(data, batch_size=4, drop_last=drop) for drop in (False, True))

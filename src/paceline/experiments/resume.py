@@ -39,14 +39,14 @@ def prepare_resume(
 
     Lists the settings that differ. Return None if the run begins, as it may with `auto`.
     """
-    from paceline.training.checkpoints.storage.load import load
+    from paceline.training.checkpoints.storage.load import read_info
 
     if resume == AUTO:
         out = _require_out(out)
         if not any((out / CHECKPOINTS_FOLDER).glob("step-*")):
             return ResumedRun(config, out, out, None) if (out / RUN_FILE).exists() else None
-    path = _find(LATEST if resume == AUTO else resume, out)
-    info = load(path).info
+    path = _checkpoints_of(_find(LATEST if resume == AUTO else resume, out))
+    info = read_info(path)
     saved = _known_settings(info)
     merged = _merge(saved, {name: getattr(config, name) for name in given if name in saved})
     for line in _differences(saved, asdict(merged)):
@@ -105,10 +105,21 @@ def _find(resume: str, out: Path | None) -> Path:
     return max(runs, key=lambda run: (run / CHECKPOINTS_FOLDER).stat().st_mtime)
 
 
+def _checkpoints_of(path: Path) -> Path:
+    """Return the folder of checkpoints in a run's folder, or the path as it is if there is none.
+
+    By the path of its own folder, a run that the launcher restarts begins again if no checkpoint is valid.
+    """
+    inner = path / CHECKPOINTS_FOLDER
+    return inner if inner.is_dir() else path
+
+
 def run_folder_of(path: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint, or a folder of them, belongs to; None if it is in no run."""
-    places = [path, path.parent, path.parent.parent]
-    return next((place for place in places if (place / RUN_FILE).exists()), None)
+    """Return the folder of the run that a checkpoint, or a folder of them, belongs to; None if it is in no run.
+
+    It is the one with the folder `checkpoints`: a resume that was killed may have left no other file there.
+    """
+    return next((place.parent for place in (path, path.parent) if place.name == CHECKPOINTS_FOLDER), None)
 
 
 def _known_settings(info: CheckpointInfo) -> dict[str, Any]:

@@ -351,13 +351,14 @@ class StreamSource(Source):
         smallest = self.share.workers * self.share.micro_batches_per_step if epoch is not None else 1
         for batch in _iterate_with_rng(self._batches, epoch_key(self._seed, epoch or 0)):
             total = batch_size(batch)
+            if smallest > 1 or self.share.workers > 1:
+                _check_pair(batch)
+            if total < smallest:  # Never trained, so its samples are not among the first `skip`.
+                continue
             if skip > 0:
                 skip -= total
                 continue
-            if smallest > 1 or self.share.workers > 1:
-                _check_pair(batch)
-            if total >= smallest:
-                yield self._split_batch(total, epoch, lambda part, batch=batch: _slice(batch, part))  # type: ignore[misc]
+            yield self._split_batch(total, epoch, lambda part, batch=batch: _slice(batch, part))  # type: ignore[misc]
 
     def fetch(self, micro_batch: MicroBatch) -> Any:
         return self.share.to_device(micro_batch.content)

@@ -100,7 +100,8 @@ class DrawnSampler(Sampler):
     """Division of epochs whose samples a user's sampler draws, on every rank with the same random state.
 
     A sampler with a generator of its own draws equally too, if the generator has the same state on all ranks, because
-    every rank draws each epoch once.
+    every rank draws each epoch once. A run that resumes draws the epochs before its own too, so that the generator has
+    the state that it would have without the stop.
     """
 
     drawn_by: Iterable[int] = ()
@@ -113,16 +114,21 @@ class DrawnSampler(Sampler):
     def order(self, epoch: int) -> Tensor:
         epoch = epoch if self.reshuffle else 0
         if epoch not in self._last:
-            drawn = draw_epoch(self.drawn_by, self.available, self.seed, epoch)
-            if self.size and len(drawn) != self.size:
-                raise WorkloadError(
-                    f"the sampler of a DataLoader drew {whole(len(drawn))} samples in epoch {epoch + 1} and "
-                    f"{whole(self.size)} in the first.",
-                    hint="draw the same number in every epoch, or provide an iterable of global batches",
-                )
-            self._last.clear()
-            self._last[epoch] = drawn
+            following = max(self._last, default=-1) + 1
+            for drawn in range(min(following, epoch), epoch + 1):
+                self._draw(drawn)
         return self._last[epoch]
+
+    def _draw(self, epoch: int) -> None:
+        drawn = draw_epoch(self.drawn_by, self.available, self.seed, epoch)
+        if self.size and len(drawn) != self.size:
+            raise WorkloadError(
+                f"the sampler of a DataLoader drew {whole(len(drawn))} samples in epoch {epoch + 1} and "
+                f"{whole(self.size)} in the first.",
+                hint="draw the same number in every epoch, or provide an iterable of global batches",
+            )
+        self._last.clear()
+        self._last[epoch] = drawn
 
     def first(self, count: int) -> Tensor:
         return self.order(0)[:count]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import CheckpointError
-from paceline.training.checkpoints.storage import CheckpointFolder, load
+from paceline.training.checkpoints.storage import CheckpointFolder, load, read_info
 from training.checkpoints.storage.states import GROUPS, info, state
 
 
@@ -43,6 +43,27 @@ def test_a_damaged_one_is_passed_over_in_a_folder_and_refused_by_name(run: Path)
         load(newest)
     assert caught.value.message == f"{newest} cannot be loaded: model.safetensors is missing."
     assert caught.value.hint == f"name the folder {newest.parent} instead, for the newest checkpoint that is intact"
+
+
+def test_the_description_is_read_without_tensors(run: Path) -> None:
+    folder = CheckpointFolder(run / "checkpoints", keep=9)
+    folder.write(state(), GROUPS, info(1, loop={"world_size": 3}))  # Again, so it is the newest.
+    for file in run.rglob("*.safetensors"):
+        file.write_bytes(bytes(file.stat().st_size))
+    for path in (run, run / "checkpoints", run / "checkpoints" / "step-00000001"):
+        assert read_info(path) == info(1, loop={"world_size": 3})
+    with pytest.raises(CheckpointError, match=r"the checksum of model\.safetensors differs"):
+        load(run)
+
+
+@pytest.mark.parametrize("damage", ["optimizer.safetensors", "checkpoint.json"])
+def test_a_description_of_a_damaged_checkpoint_is_refused(run: Path, damage: str) -> None:
+    newest = run / "checkpoints" / "step-00000002"
+    content = (newest / damage).read_bytes()
+    (newest / damage).write_bytes(content[:-9] if damage != "checkpoint.json" else content.replace(b":64", b":65"))
+    assert read_info(run).step == 1
+    with pytest.raises(CheckpointError, match=r"bytes instead of|the checksum of checkpoint\.json differs"):
+        read_info(newest)
 
 
 def test_another_format_names_the_version(run: Path) -> None:

@@ -7,7 +7,7 @@ the same `State` comes out.
 from paceline.training.checkpoints.storage.async_writer import AsyncWriter
 from paceline.training.checkpoints.storage.contents import Loaded, ParamGroups, check_keepable
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
-from paceline.training.checkpoints.storage.load import load
+from paceline.training.checkpoints.storage.load import load, read_info
 from paceline.training.checkpoints.storage.weights import checked_weights, save_weights
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "check_keepable",
     "checked_weights",
     "load",
+    "read_info",
     "save_weights",
 ]

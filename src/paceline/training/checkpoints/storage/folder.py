@@ -13,10 +13,11 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -48,6 +49,7 @@ from paceline.training.checkpoints.storage.tensors import on_disk
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,18})(-rewritten)?")
 WRITING, REMOVING, REWRITTEN = ".writing-", ".removing-", "-rewritten"
 UNFINISHED_NAME = re.compile(r"\.writing-step-(\d{8,18})")
+ContentT = TypeVar("ContentT")
 
 
 @dataclass(frozen=True)
@@ -129,17 +131,21 @@ class CheckpointFolder:
         The newest is the one that was written last, which has a smaller step than others if the run was resumed from
         an older one.
         """
+        return self.newest_by(read_checkpoint)
+
+    def newest_by(self, read: Callable[[Path], ContentT]) -> tuple[ContentT | None, list[str]]:
+        """Read the newest valid checkpoint by a function that raises DamagedError; see `newest`."""
         with self._lock:
             damaged: list[tuple[_Entry, str]] = []
             entries = sorted(self._entries(), key=lambda entry: entry.age, reverse=True)
             for entry in sorted(entries, key=lambda entry: entry.sequence is not None):  # First those without a place.
                 try:
-                    loaded = read_checkpoint(entry.path)
+                    content = read(entry.path)
                 except DamagedError as error:
                     damaged.append((entry, f"{entry.path} is not usable: {error}."))
                     continue
                 newer = [text for other, text in damaged if other.sequence is not None or other.step >= entry.step]
-                return loaded, newer + self._unfinished(after=entry.step)
+                return content, newer + self._unfinished(after=entry.step)
             return None, [text for _, text in damaged] + self._unfinished(after=-1)
 
     def _entries(self) -> list[_Entry]:
