@@ -62,6 +62,26 @@ def test_a_run_goes_on_from_its_checkpoint_after_a_rank_failed(
     assert (out / "attempt-2" / "logs" / "rank-1.log").exists()
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run with checkpoints of steps 10, 20 and 30, which fails at no step."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_TEST_FAULT", f"killed {out.parent}")  # The path exists: it counts as having failed.
+        options = ("--batch", "16", "--steps", "30", "--checkpoint-every", "10", "--keep", "9")
+        paceline("train", "user_workloads:fails_once", *options, "--out", str(out))
+    return out
+
+
+def test_a_finished_run_that_cannot_go_on_fails(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workload fails before the record of the earlier attempt is set aside."""
+    monkeypatch.delenv("PACELINE_TEST_FAULT", raising=False)
+    done = paceline("train", "--resume", "--steps", "40", "--out", str(trained), expect=4)
+    assert "PACELINE_TEST_FAULT" in done.stderr
+    assert done.stdout == ""
+    assert read_run(trained).finished, "the record of the first attempt is as it was"
+
+
 def test_an_error_that_repeats_at_the_same_step_ends_the_run_early(tmp_path: Path) -> None:
     """Without checkpoints, a restart begins the run again."""
     options = ("user_workloads:fails_on_rank_1", "--batch", "16", "--max-restarts", "5", "--out", str(tmp_path / "run"))
