@@ -86,6 +86,15 @@ def test_a_finished_run_that_cannot_go_on_fails(trained: Path, monkeypatch: pyte
     assert read_run(trained).finished, "the record of the first attempt is as it was"
 
 
+def test_the_folder_of_another_process_or_of_another_run_is_refused(trained: Path, tmp_path: Path) -> None:
+    with RunFolder.locked(trained):
+        done = paceline("train", "--resume", "--steps", "40", "--out", str(trained), expect=8, ranks=0)
+    assert f"error: another process is training in {trained}." in done.stderr
+    (tmp_path / "events.jsonl").touch()
+    done = paceline("train", "--resume", str(trained), "--steps", "40", "--out", str(tmp_path), expect=8, ranks=0)
+    assert f"error: {tmp_path} already contains the record of another run than {trained}." in done.stderr
+
+
 def test_a_restart_keeps_the_checkpoint_that_was_named(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
