@@ -57,7 +57,7 @@ def options(script: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("command", "goes_on"),
-    [("train", "--resume auto "), ("train --resume latest", ""), ("compare", "")],
+    [("train", "--resume auto "), ("train --resume latest", ""), ("train --resume here", ""), ("compare", "")],
 )
 def test_a_job_that_comes_back_goes_on(capsys: pytest.CaptureFixture[str], command: str, goes_on: str) -> None:
     grace = ["--grace", "45.5"] if command.startswith("train") else []
@@ -71,6 +71,13 @@ def test_a_job_that_comes_back_goes_on(capsys: pytest.CaptureFixture[str], comma
         'if [ "$code" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
         'exit "$code"',
     ]
+
+
+def test_a_job_that_would_come_back_to_the_same_checkpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--", "train", "--resume", "runs/a/checkpoints/step-00000020", "--out", "runs/a")
+    script_of(capsys, *SHAPE, *words)
+    error = refused(capsys, "--requeue", *SHAPE, *words)
+    assert "--requeue was given with --resume runs/a/checkpoints/step-00000020: each time that the job" in error
 
 
 def test_the_script(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

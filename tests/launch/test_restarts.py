@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -31,6 +33,8 @@ from paceline.launch.restarts import RestartingLeader, last_step
 from paceline.records import RunFolder, read_run
 from paceline.records.events import ResumedEvent
 from paceline.records.schema import CSV_HEADER, steps_file
+from paceline.training.checkpoints.storage.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.load import load
 
 pytestmark = pytest.mark.takes(45)
 
@@ -60,6 +64,55 @@ def test_a_run_goes_on_from_its_checkpoint_after_a_rank_failed(
     assert list((out / "errors").iterdir())
     assert not list((out / "attempt-2" / "errors").iterdir())
     assert (out / "attempt-2" / "logs" / "rank-1.log").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run with checkpoints of steps 10, 20 and 30, which fails at no step."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_TEST_FAULT", f"killed {out.parent}")  # The path exists: it counts as having failed.
+        options = ("--batch", "16", "--steps", "30", "--checkpoint-every", "10", "--keep", "9")
+        paceline("train", "user_workloads:fails_once", *options, "--out", str(out))
+    return out
+
+
+def test_a_finished_run_that_cannot_go_on_fails(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workload fails before the record of the earlier attempt is set aside."""
+    monkeypatch.delenv("PACELINE_TEST_FAULT", raising=False)
+    done = paceline("train", "--resume", "--steps", "40", "--out", str(trained), expect=4)
+    assert "PACELINE_TEST_FAULT" in done.stderr
+    assert done.stdout == ""
+    assert read_run(trained).finished, "the record of the first attempt is as it was"
+
+
+def test_the_folder_of_another_process_or_of_another_run_is_refused(trained: Path, tmp_path: Path) -> None:
+    with RunFolder.locked(trained):
+        done = paceline("train", "--resume", "--steps", "40", "--out", str(trained), expect=8, ranks=0)
+    assert f"error: another process is training in {trained}." in done.stderr
+    (tmp_path / "events.jsonl").touch()
+    done = paceline("train", "--resume", str(trained), "--steps", "40", "--out", str(tmp_path), expect=8, ranks=0)
+    assert f"error: {tmp_path} already contains the record of another run than {trained}." in done.stderr
+
+
+def test_a_restart_keeps_the_checkpoint_that_was_named(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is killed before the run has written a checkpoint to its own folder."""
+    monkeypatch.setenv("PACELINE_TEST_FAULT", f"killed {tmp_path / 'once'}")
+    options = (
+        "--resume",
+        str(trained / "checkpoints" / "step-00000010"),
+        "--steps",
+        "45",
+        "--out",
+        str(tmp_path / "b"),
+    )
+    done = paceline("train", *options, "--checkpoint-every", "1000", "--max-restarts", "1")
+    assert "; restart 1 of 1 from the checkpoint of step 10\n" in done.stderr
+    record = read_run(tmp_path / "b")
+    assert record.finished
+    assert [resumed.step for resumed in record.events_of(ResumedEvent)] == [10, 10]
 
 
 def test_an_error_that_repeats_at_the_same_step_ends_the_run_early(tmp_path: Path) -> None:
@@ -169,10 +222,12 @@ def run_failing(
     leader: FailingLeader,
     launch: LaunchConfig,
     config_for: Callable[[Shape], RunConfig] = lambda _: RunConfig(batch=24),
+    resume: str = "",
 ) -> list[str]:
     """Run a job on three hosts; return what was announced."""
     notices: list[str] = []
     job = Job.single(RunConfig(batch_per_rank=8), RunFolder.create(folder), iface=None, threads=None)
+    job = replace(job, resume=resume)
     RestartingLeader(leader, launch, config_for, notices.append).run(job, Shape(3, 1))  # type: ignore[arg-type]
     return notices
 
@@ -220,6 +275,31 @@ def test_failures_at_other_steps_use_all_restarts(tmp_path: Path) -> None:
     assert len(leader.jobs) == 6
     assert [job.resume for job, _ in leader.jobs] == ["", *[str(tmp_path)] * 5]
     assert len({job.folder.path for job, _ in leader.jobs}) == 6
+
+
+def test_a_restart_goes_on_from_the_newest_valid_checkpoint_of_this_command(trained: Path, tmp_path: Path) -> None:
+    """The run resumes from step 10, although its folder has newer checkpoints, of which the last is damaged."""
+    checkpoints = shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
+    (checkpoints / "step-00000030" / "model.safetensors").unlink()
+    named = checkpoints / "step-00000010"
+
+    class Writing(FailingLeader):
+        def run(self, job: Job, shape: Shape) -> None:
+            if len(self.jobs) == 1:
+                one = load(named)
+                info = msgspec.structs.replace(one.info, step=15, time=one.info.time + 1)
+                CheckpointFolder(checkpoints, keep=9).write(one.state, one.param_groups, info)
+            super().run(job, shape)
+
+    leader = Writing([KILLED] * 2)
+    notices = run_failing(tmp_path, leader, LaunchConfig(max_restarts=2), resume=str(named))
+    assert [job.resume for job, _ in leader.jobs] == [str(named), str(named), str(tmp_path)]
+    assert [notice.rpartition("step ")[2] for notice in notices] == ["10", "15"]
+    newest = run_failing(tmp_path, FailingLeader([KILLED]), LaunchConfig(max_restarts=1))
+    assert newest == ["rank 1 was killed by SIGKILL; restart 1 of 1 from the checkpoint of step 15"]
+    shutil.rmtree(checkpoints / "step-00000015")
+    newest = run_failing(tmp_path, FailingLeader([KILLED]), LaunchConfig(max_restarts=1))
+    assert newest == ["rank 1 was killed by SIGKILL; restart 1 of 1 from the checkpoint of step 20"]
 
 
 def test_a_lost_host_is_left_out_and_the_global_batch_stays(tmp_path: Path) -> None:

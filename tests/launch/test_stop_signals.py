@@ -15,10 +15,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from commands import forked, paceline, wait_until
 from launch.test_leader import free_master
+from paceline.errors import RecordError
 from paceline.launch import stop_signals
 from paceline.launch.restarts import last_step
 from paceline.launch.stop_signals import STOP_REQUESTS, GracefulStop
-from paceline.records import read_run
+from paceline.records import RunFolder, read_run
 
 pytestmark = pytest.mark.takes(30)
 
@@ -30,6 +31,8 @@ def test_a_run_stops_at_a_checkpoint_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with forked("train", "user_workloads:slow", *RUN, "--max-restarts", "1", "--out", str(out)) as run:
         wait_until(lambda: last_step(out), "the first window")
+        with pytest.raises(RecordError), RunFolder.locked(out):
+            pass
         for number in (signal.SIGUSR1, signal.SIGTERM):
             for process in [*psutil.Process(run.pid).children(), psutil.Process(run.pid)]:
                 process.send_signal(number)

@@ -13,7 +13,7 @@ from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, display_console, message_printer, print_json
 from paceline.cli.record_output import run_with_display
 from paceline.cli.requests import LaunchRequest
-from paceline.errors import CheckpointError, DivergenceError, PacelineError, PreemptedError
+from paceline.errors import CheckpointError, DivergenceError, PacelineError, PreemptedError, UsageError
 
 if TYPE_CHECKING:
     from paceline.records import RunRecord
@@ -42,7 +42,17 @@ class TrainRequest(LaunchRequest):
 
     @property
     def words_to_go_on(self) -> tuple[str, ...]:
-        return ("--resume", "auto") if self.resume is None else ()
+        from paceline.experiments.resume import AUTO, LATEST
+
+        if self.resume is None:
+            return ("--resume", "auto")
+        if self.resume not in (AUTO, LATEST) and self.out != Path(self.resume):
+            raise UsageError(
+                f"--requeue was given with --resume {self.resume}: each time that the job comes back, the run would "
+                "begin at that checkpoint again.",
+                hint="go on in the run's own folder: --resume latest --out FOLDER; or leave out --requeue",
+            )
+        return ()
 
     def carry_out(self) -> int:
         """Train, then print the summary."""

@@ -49,15 +49,17 @@ def train(
     if leader is None:
         return None
     with leader:
-        folder = RunFolder.create(out or new_folder(config)) if resume is None else RunFolder.open(out or resume)
-        job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
-        if resume is not None:
-            # An error file of an earlier attempt must not explain a failure of this one.
-            own = folder.next_attempt() if folder.has_run_file else folder
-            job = replace(job, resume=str(resume), folder=own)
-        with follow(folder.path):
-            on_fewer_hosts = functools.partial(config_on_fewer_hosts, config, shape)
-            RestartingLeader(leader, launch, on_fewer_hosts, notify).run(job, shape)
+        path = out or resume or new_folder(config)
+        with RunFolder.locked(path):
+            folder = RunFolder.create(path) if resume is None else RunFolder.open(path, resume)
+            job = Job.single(config, folder, iface=launch.iface, threads=launch.threads)
+            if resume is not None:
+                # An error file of an earlier attempt must not explain a failure of this one.
+                own = folder.next_attempt() if folder.has_record else folder
+                job = replace(job, resume=str(resume), folder=own)
+            with follow(folder.path):
+                on_fewer_hosts = functools.partial(config_on_fewer_hosts, config, shape)
+                RestartingLeader(leader, launch, on_fewer_hosts, notify).run(job, shape)
     return read_run(folder.path)
 
 

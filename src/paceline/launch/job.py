@@ -39,7 +39,7 @@ class Job:
     stops_on_request: bool = False
     """Whether its ranks write a checkpoint and end when the launcher asks them to."""
     resume: str = ""
-    """Folder of the run whose newest valid checkpoint the ranks go on from; empty for a run that starts."""
+    """Checkpoint, or folder whose newest valid one, the ranks go on from; empty for a run that starts."""
     command: str = ""
     """Command line of the user."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -74,14 +74,14 @@ class Job:
         resume = str(replace_path(Path(self.resume))) if self.resume else ""
         return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs, resume=resume)
 
-    def restarted(self, config: RunConfig) -> Job:
-        """Return the next attempt at this job of one run, with its own logs; it goes on from the run's checkpoints."""
+    def restarted(self, config: RunConfig, resume: str) -> Job:
+        """Return the next attempt at this job of one run, with its own logs; it goes on from `resume`."""
         ((_, run),) = self.runs
         return replace(
             self,
             folder=run.next_attempt(),
             runs=((config, run),),
-            resume=str(run.path),
+            resume=resume,
             identity=uuid.uuid4().hex,
         )
 

@@ -85,6 +85,7 @@ class Leader:
         if self.channel is not None:
             job = job.with_paths(lambda path: path.resolve())  # Other hosts may run in another working directory.
         job.write()
+        finished_before = _finished_files(job)
         listener = rendezvous.bind(*self._rendezvous_address(rank_ranges))
         address, port = listener.getsockname()[:2]
         endpoint = rendezvous.format_endpoint(address, port)
@@ -100,7 +101,7 @@ class Leader:
             failure = reason or failure  # A launcher that could not start its ranks is why the others failed.
         # Ranks that stop on request end without an exit code, since torch's launcher would end the others at once.
         ended_early = codes or failure or any(job.folder.error_file(rank).exists() for rank in range(shape.ranks))
-        if ended_early and not _all_finished(job):
+        if ended_early and len(_finished_files(job) - finished_before) < len(job.runs):
             self._check_followers(after_failure=True)
             raise failure or find_root_cause(codes, job.folder, range(shape.ranks))
 
@@ -249,6 +250,11 @@ def join_launch(
     return None
 
 
-def _all_finished(job: Job) -> bool:
-    """Return whether every run of a job is complete; a process that dies after that does not count as failed."""
-    return all((folder.path / FINISHED_FILE).exists() for _, folder in job.runs)
+def _finished_files(job: Job) -> set[tuple[Path, int]]:
+    """Return a file, with its time, for each run of a job that is complete.
+
+    A process that dies after it has written one does not count as failed. An earlier attempt at a run that resumes may
+    have left one: it has another time than the one that this job writes.
+    """
+    files = (folder.path / FINISHED_FILE for _, folder in job.runs)
+    return {(file, file.stat().st_mtime_ns) for file in files if file.exists()}

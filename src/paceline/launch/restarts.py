@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import LaunchError, PacelineError, RankError, UsageError
@@ -18,6 +19,7 @@ from paceline.launch.launcher_process import Notify, Shape
 from paceline.launch.leader import Leader
 from paceline.records.schema import CHECKPOINTS_FOLDER, steps_file
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.load import load
 
 MOST_REPEATS = 2
 """Restarts after which the same error at the same step counts as a bug that no restart cures."""
@@ -25,6 +27,23 @@ _TAIL_BYTES = 4096
 
 ConfigForShape = Callable[[Shape], RunConfig]
 """Function that returns the config of the run on other hosts than at first; raises `UsageError` if it cannot run."""
+
+
+class WrittenCheckpoint(NamedTuple):
+    """A checkpoint in a run's folder."""
+
+    step: int
+    time: float
+    """Time of writing: a run that resumes may write the same step again."""
+
+
+class RestartPoint(NamedTuple):
+    """Place that a restart goes on from."""
+
+    resume: str
+    """Value for `Job.resume`."""
+    step: int | None
+    """None if the run begins again."""
 
 
 @dataclass
@@ -41,6 +60,8 @@ class RestartingLeader:
     """Consecutive restarts that ended with the same error at the same step."""
     _last: tuple[str, int] | None = None
     """Message and step of the last failure."""
+    _newest_at_start: WrittenCheckpoint | None = None
+    """Newest checkpoint in the run's folder before a run that resumes goes on."""
 
     def run(self, job: Job, shape: Shape) -> None:
         """Run the job, at most `max_restarts` times again.
@@ -48,25 +69,30 @@ class RestartingLeader:
         Raise the error of the last attempt if that is not enough, if the same error occurs at the same step for the
         third time, if fewer than `min_hosts` hosts are left, and at once for an error that a restart cannot cure.
         """
+        if job.resume and self.launch.max_restarts:
+            self._newest_at_start = newest_checkpoint(job.runs[0][1].path)
         while True:
             try:
                 self.leader.run(job, shape)
             except (RankError, LaunchError) as error:
-                shape, config = self._plan_restart(error, job, shape)
+                shape, config, resume = self._plan_restart(error, job, shape)
             else:
                 return
             # Outside of `except`: the traceback would keep the store of the failed attempt open, and its port in use.
-            job = job.restarted(config)
+            job = job.restarted(config, resume)
 
-    def _plan_restart(self, error: PacelineError, job: Job, shape: Shape) -> tuple[Shape, RunConfig]:
-        """Return the shape and the config of the next attempt, and announce it; raise the error if there is none."""
+    def _plan_restart(self, error: PacelineError, job: Job, shape: Shape) -> tuple[Shape, RunConfig, str]:
+        """Return the shape, the config and the origin of the next attempt, and announce it.
+
+        Raise the error if there is none.
+        """
         ((config, folder),) = job.runs
         lost = self.leader.lost_hosts
         if self.restarts >= self.launch.max_restarts or self.leader.stop_requested:
             raise error
         if isinstance(error, LaunchError) and not lost:
             raise error
-        step = newest_checkpoint(folder.path)
+        resume, step = self._restart_point(job)
         self._check_progress(error, max(step or 0, last_step(folder.path) or 0))
         hosts = ""
         if lost:
@@ -76,7 +102,18 @@ class RestartingLeader:
         self.restarts += 1
         origin = "the beginning" if step is None else f"the checkpoint of step {step}"
         self.notify(f"{_clause(error)}; restart {self.restarts} of {self.launch.max_restarts}{hosts} from {origin}")
-        return shape, config
+        return shape, config, resume
+
+    def _restart_point(self, job: Job) -> RestartPoint:
+        """Return the run's newest checkpoint, or until this command has written one, the checkpoint of `--resume`.
+
+        The run's folder may have newer checkpoints than that one, which the user has rejected, or none.
+        """
+        ((_, folder),) = job.runs
+        newest = newest_checkpoint(folder.path)
+        if job.resume and Path(job.resume) != folder.path and newest == self._newest_at_start:
+            return RestartPoint(job.resume, load(Path(job.resume)).info.step)
+        return RestartPoint(str(folder.path), None if newest is None else newest.step)
 
     def _check_progress(self, error: PacelineError, step: int) -> None:
         """Raise the error if it occurred several times at the same step: a bug, which no restart cures."""
@@ -131,6 +168,7 @@ def last_step(folder: Path) -> int | None:
     return int(step) if step.isdigit() else None
 
 
-def newest_checkpoint(folder: Path) -> int | None:
-    """Return the step of the newest checkpoint in a run's folder; None if there is none."""
-    return max(CheckpointFolder(folder / CHECKPOINTS_FOLDER).steps(), default=None)
+def newest_checkpoint(folder: Path) -> WrittenCheckpoint | None:
+    """Return the checkpoint in a run's folder that a restart goes on from: the valid one that was written last."""
+    loaded, _ = CheckpointFolder(folder / CHECKPOINTS_FOLDER).newest()
+    return None if loaded is None else WrittenCheckpoint(loaded.info.step, loaded.info.time)

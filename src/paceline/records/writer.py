@@ -10,12 +10,14 @@ import math
 import numbers
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from paceline.errors import RecordError
 from paceline.records import schema
@@ -50,14 +52,44 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """Return the folder of a run that resumes, created if it does not exist."""
+    def open(cls, path: Path, resume: Path) -> RunFolder:
+        """Return the folder of a run that resumes from a checkpoint, or from a folder of them.
+
+        It is created if it does not exist. Raise `RecordError` if it contains the record of another run.
+        """
+        if cls(path).has_record and not resume.resolve().is_relative_to(path.resolve()):
+            raise RecordError(
+                f"{path} already contains the record of another run than {resume}.",
+                hint=f"name another folder with --out; to go on with the run in {path} itself, use --resume latest",
+            )
         try:
             for folder in (path / schema.LOGS_FOLDER, path / schema.ERRORS_FOLDER):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(path, error) from None
         return cls(path)
+
+    @classmethod
+    @contextmanager
+    def locked(cls, path: Path) -> Iterator[None]:
+        """Lock the folder, created if it does not exist, for the duration of a `with` block.
+
+        Raise `RecordError` if another process trains in it. The kernel releases the lock of a process that is killed.
+        """
+        lock = FileLock(path / schema.LOCK_FILE)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise RecordError(
+                f"another process is training in {path}.", hint="wait for its end, or name another folder with --out"
+            ) from None
+        except OSError as error:
+            raise unwritable(path, error) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def next_attempt(self) -> RunFolder:
         """Create the folder for the logs and error files of ranks that go on with this run.
@@ -73,6 +105,11 @@ class RunFolder:
     def has_run_file(self) -> bool:
         """Whether `run.json` has been written."""
         return (self.path / schema.RUN_FILE).exists()
+
+    @property
+    def has_record(self) -> bool:
+        """Whether a run has begun a record here; `run.json` is set aside for a moment when it resumes."""
+        return self.has_run_file or (self.path / schema.EVENTS_FILE).exists()
 
     def write_run(self, description: RunDescription) -> None:
         """Write `run.json`, with everything known before the first step."""
