@@ -186,6 +186,10 @@ def test_a_finished_run_trains_more_epochs(tmp_path: Path) -> None:
     assert "  --epochs: 2 (was 1)" in said
     assert read_run(tmp_path / "one").finished, "the first run is as it was"
     assert CheckpointFolder(tmp_path / "two" / "checkpoints").steps() == [16]
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    said = train("--resume", "--out", tmp_path / "one")
+    assert "one has trained all of its 8 steps; give more --epochs or --steps to go on" in said
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == files, "nothing is touched"
 
 
 def test_an_asynchronous_run_goes_on_at_its_samples(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ class TrainRequest(LaunchRequest):
         config, launch, out, resume = self.run, self.launch, self.out, None
         if self.resume is not None:
             resumed = prepare_resume(self.run, self.resume, self.out, self.given, notify)
+            if resumed is not None and resumed.is_over:
+                return 0
             if resumed is not None:
                 config, out, resume = resumed.config, resumed.out, resumed.path
                 launcher = find_launcher_process(launch, os.environ)

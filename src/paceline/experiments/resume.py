@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from paceline.errors import CheckpointError, UsageError
 from paceline.formatting import plural
 from paceline.launch.launcher_process import Notify
 from paceline.records.checkpoint import CheckpointInfo
-from paceline.records.schema import CHECKPOINTS_FOLDER, RUN_FILE
+from paceline.records.schema import CHECKPOINTS_FOLDER, FINISHED_FILE, RUN_FILE
 
 LATEST, AUTO = "latest", "auto"
 RUNS_FOLDER = Path("runs")
@@ -30,6 +30,8 @@ class ResumedRun:
     """Folder of the record."""
     ranks: int | None
     """World size of the run that wrote the checkpoint; None if there is none."""
+    is_over: bool = False
+    """Whether the run has finished, so that there is nothing to train."""
 
 
 def prepare_resume(
@@ -49,10 +51,25 @@ def prepare_resume(
     info = read_info(path)
     saved = _known_settings(info)
     merged = _merge(saved, {name: getattr(config, name) for name in given if name in saved})
+    run = run_folder_of(path)
+    folder = out or run or path.parent
+    if run is None or folder.resolve() != run.resolve():
+        if "save" not in given:  # The file belongs to the first run.
+            merged = replace(merged, save="")
+    elif (run / FINISHED_FILE).exists() and _is_at_end(info, merged):
+        notify(f"{run} has trained all of its {plural(info.step, 'step')}; give more --epochs or --steps to go on")
+        return ResumedRun(merged, path, folder, None, is_over=True)
     for line in _differences(saved, asdict(merged)):
         notify(line)
     ranks = int(info.loop.get("world_size", info.ranks))
-    return ResumedRun(merged, path, out or run_folder_of(path) or path.parent, ranks)
+    return ResumedRun(merged, path, folder, ranks)
+
+
+def _is_at_end(info: CheckpointInfo, config: RunConfig) -> bool:
+    """Return whether a run of this length ends at a checkpoint, or before it."""
+    if config.steps is not None:
+        return info.step >= config.steps
+    return config.seconds is None and info.epoch >= config.most_epochs
 
 
 def _merge(saved: dict[str, Any], given: dict[str, Any]) -> RunConfig:
