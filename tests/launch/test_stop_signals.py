@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,14 +29,14 @@ RUN = ("--batch", "16", "--steps", "100000", "--checkpoint-every", "1000")
 
 
 def test_a_run_stops_at_a_checkpoint_and_resumes(tmp_path: Path) -> None:
-    """All processes of the run receive the signals, as in a Slurm step."""
+    """All processes of the run receive the signals, as in a Slurm step, also the workers of its DataLoaders."""
     out = tmp_path / "run"
-    with forked("train", "user_workloads:slow", *RUN, "--max-restarts", "1", "--out", str(out)) as run:
+    with forked("train", "user_workloads:slow_with_workers", *RUN, "--max-restarts", "1", "--out", str(out)) as run:
         wait_until(lambda: last_step(out), "the first window")
         with pytest.raises(RecordError), RunFolder.locked(out):
             pass
         for number in (signal.SIGUSR1, signal.SIGTERM):
-            for process in [*psutil.Process(run.pid).children(), psutil.Process(run.pid)]:
+            for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
                 process.send_signal(number)
         done = run.wait()
     assert done.returncode == 75, done.stderr
@@ -73,6 +75,35 @@ def test_a_signal_to_a_follower_stops_all_hosts(tmp_path: Path) -> None:
     assert "another host asked to stop" in outputs[0].stderr
     for done in outputs:
         assert "error: the run was asked to stop, and did so after step " in done.stderr
+
+
+FORKING_RANK = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+import multiprocessing, os, subprocess, time
+from paceline.launch.rank import leave_stop_signals_to
+
+leave_stop_signals_to(os.getppid())
+workers = [multiprocessing.Process(target=time.sleep, args=(60,)) for _ in range(2)]
+for worker in workers:
+    worker.start()
+    subprocess.run(["kill", str(worker.pid)], check=True)
+workers[0].join(0.5)
+print([worker.exitcode for worker in workers], workers[1].pid, flush=True)
+workers[0].terminate()
+for worker in workers:
+    worker.join(30)
+print([worker.exitcode for worker in workers])
+"""
+
+
+def test_processes_that_a_rank_forks_end_only_by_their_parent_and_the_launcher() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKING_RANK], stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        codes, _, worker = rank.stdout.readline().rpartition(" ")
+        assert codes == "[None, None]"
+        os.kill(int(worker), signal.SIGTERM)
+        assert rank.communicate()[0] == "[-15, -15]\n"
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline import Workload
 
@@ -33,6 +35,11 @@ def one_infinite_sample() -> Workload:
 def slow() -> Workload:
     """Return a workload with steps of 20 ms, for tests that interrupt it."""
     return _with_loss(lambda _: time.sleep(0.02))
+
+
+def slow_with_workers() -> Workload:
+    """Return the same with a DataLoader that has a worker process."""
+    return replace(slow(), train=DataLoader(TensorDataset(*_samples()), batch_size=8, num_workers=1))
 
 
 def fails_on_rank_1() -> Workload:

@@ -65,7 +65,7 @@ def _prepare(job: Job, rank: int, launcher_pid: int) -> None:
         _exit_process(FULL_DISK_EXIT_CODE)
     faulthandler.enable()  # Print the stacks of all threads if native code ends this process.
     if job.stops_on_request:
-        _leave_stop_signals_to(launcher_pid)
+        leave_stop_signals_to(launcher_pid)
     else:
         faulthandler.register(signal.SIGTERM, chain=True, all_threads=False)  # Print the stack of a rank that hangs.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -171,25 +171,33 @@ def _exit_with_parent(launcher_pid: int) -> None:
             os._exit(1)
 
 
-def _leave_stop_signals_to(launcher_pid: int) -> None:
+def leave_stop_signals_to(launcher_pid: int) -> None:
     """Ignore SIGTERM and SIGUSR1, which ask the launcher to stop this job, unless the launcher itself sends SIGTERM.
 
-    Slurm sends a signal to all processes of a task, and systemd to all of a service. A handler does not know the
-    sender, so a thread waits for the signal, which all other threads block. It then prints the stacks, that of the main
-    thread last, and lets the signal end this process.
+    Slurm sends a signal to all processes of a task, and systemd to all of a service. Processes that this one forks,
+    such as the workers of a DataLoader, ignore them too, unless the launcher or their own parent process sends SIGTERM.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=lambda: _end_on_sigterm_from({launcher_pid, os.getppid()}))
+    _end_on_sigterm_from({launcher_pid}, before_end=faulthandler.dump_traceback)
+
+
+def _end_on_sigterm_from(senders: set[int], before_end: Callable[[], None] = lambda: None) -> None:
+    """Let SIGTERM end this process only if one of these processes sends it.
+
+    A handler does not know the sender, so a thread waits for the signal, which all other threads block. Stacks that
+    `before_end` prints have that of the main thread last.
     """
 
-    def end_by_launcher() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != launcher_pid:
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid not in senders:
             pass
-        faulthandler.dump_traceback(all_threads=True)
+        before_end()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.kill(os.getpid(), signal.SIGTERM)
 
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}))
-    threading.Thread(target=end_by_launcher, daemon=True, name="paceline-sigterm").start()
+    threading.Thread(target=wait, daemon=True, name="paceline-sigterm").start()
 
 
 def _redirect_output(file: Path) -> None:
