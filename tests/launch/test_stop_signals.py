@@ -148,6 +148,17 @@ def test_several_sigterm_at_once_count_as_one() -> None:
 
 
 @pytest.mark.usefixtures("_handlers")
+def test_a_signal_just_before_the_ranks_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_signals, "POLL_S", 60.0)
+    polled = threading.Event()
+    stop = GracefulStop(lambda: None, lambda: bool(polled.set()), 60.0, notify=lambda _: None)
+    with stop.handling(lambda: None):
+        assert polled.wait(10)
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.requested, "the run is not started again"
+
+
+@pytest.mark.usefixtures("_handlers")
 def test_ignored_signals_stay_ignored_and_other_hosts_can_ask() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     ended = threading.Event()

@@ -44,7 +44,7 @@ class GracefulStop:
     received: signal.Signals | None = None
     """First signal that this launcher received."""
     requested: bool = False
-    """Whether the ranks were asked to stop."""
+    """Whether a signal asked for a stop, even if the ranks failed before they were asked."""
     expired: bool = False
     """Whether ranks still ran after that time."""
     _sigterm_at_s: float = math.inf
@@ -66,6 +66,7 @@ class GracefulStop:
         finally:
             done.set()
             watcher.join(POLL_S)  # It blocks in the store if the link to host 0 is cut.
+            self.requested = self.requested or self.received is not None
             for number, handler in before.items():
                 signal.signal(number, handler)
 
