@@ -322,6 +322,14 @@ def steps_done(out: Path) -> int:
     return len(file.read_text().splitlines()) - 1 if file.exists() else 0
 
 
+def test_a_place_for_the_weights_is_checked_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file, out = tmp_path / "file" / "weights.safetensors", tmp_path / "run"
+    done = train("cnn", "--data", "synthetic", "--steps", "1", "--save", str(file), "--out", str(out), expect=12)
+    assert f"the weights cannot be written to {file}: {tmp_path / 'file'} is not a folder." in done.stderr
+    assert not out.exists()
+
+
 def test_a_closed_terminal_ends_a_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with forked("train", *SLOW, "--out", str(out)) as process:

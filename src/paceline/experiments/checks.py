@@ -25,6 +25,7 @@ from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, Serves
 from paceline.strategies.base.scaling import why_no_scaler
 from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create
+from paceline.training.checkpoints.storage.weights import check_weights_file
 from paceline.training.recording.tensorboard import check_tensorboard
 from paceline.training.sync import sync_batchnorm_unsupported
 from paceline.user_code import file_digest, source_digest
@@ -152,6 +153,12 @@ def _check_abilities(strategy: Strategy, roles: Sequence[Role]) -> None:
             f"{strategy.name} has lockstep = False, but no method `next_ticket`.",
             hint="write it: it returns the share of the data that the rank trains next",
         )
+
+
+def check_save(config: RunConfig, launcher: LauncherProcess) -> None:
+    """Raise on the leader, whose host has rank 0, if the weights cannot be written to the file of `--save`."""
+    if config.save and launcher.is_leader:
+        check_weights_file(Path(config.save))
 
 
 def check_slowed(config: RunConfig, strategy: Strategy, ranks: int) -> None:

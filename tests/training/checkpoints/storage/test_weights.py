@@ -10,7 +10,7 @@ from safetensors.torch import load_file, load_model, save_model
 from torch import nn
 
 from paceline.errors import CheckpointError
-from paceline.training.checkpoints.storage import checked_weights, save_weights
+from paceline.training.checkpoints.storage import check_weights_file, checked_weights, save_weights
 from training.checkpoints.storage.test_folder import file_size_limit
 
 
@@ -72,6 +72,27 @@ def test_the_folder_is_made_and_errors_are_said(model: Tied, tmp_path: Path) -> 
     assert list(file.parent.iterdir()) == [file]
     with pytest.raises(CheckpointError, match=r"weights.safetensors is not a folder"):
         save_weights(model.state_dict(), file / "inside.safetensors")
+
+
+def test_a_file_is_checked_before_there_are_weights(model: Tied, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "weights.safetensors"
+    check_weights_file(file)
+    assert list(file.parent.iterdir()) == []
+    before = saved(model.state_dict(), file)
+    check_weights_file(file)
+    assert file.read_bytes() == before
+    for wrong, found in (
+        (file / "inside.safetensors", f"{file} is not a folder"),
+        (file.parent, "it is a folder"),
+        (tmp_path / f"{'long' * 63}.safetensors", "File name too long"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            check_weights_file(wrong)
+        assert caught.value.message == f"the weights cannot be written to {wrong}: {found}."
+        assert caught.value.hint
+    with pytest.raises(CheckpointError, match="cannot be written to /proc/"):  # Root cannot write there either.
+        check_weights_file(Path("/proc/weights.safetensors"))
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_entries_that_are_not_tensors_are_refused() -> None:

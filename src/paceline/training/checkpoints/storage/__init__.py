@@ -8,7 +8,7 @@ from paceline.training.checkpoints.storage.async_writer import AsyncWriter
 from paceline.training.checkpoints.storage.contents import Loaded, ParamGroups, check_keepable
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.checkpoints.storage.load import load, read_info
-from paceline.training.checkpoints.storage.weights import checked_weights, save_weights
+from paceline.training.checkpoints.storage.weights import check_weights_file, checked_weights, save_weights
 
 __all__ = [
     "AsyncWriter",
@@ -16,6 +16,7 @@ __all__ = [
     "Loaded",
     "ParamGroups",
     "check_keepable",
+    "check_weights_file",
     "checked_weights",
     "load",
     "read_info",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from torch import Tensor
@@ -24,15 +27,35 @@ def save_weights(model_state: Mapping[str, Any], file: Path) -> None:
     metadata, whose order is random: `safetensors.torch.load_model(model, file)` loads all of them.
     """
     weights = on_disk(checked_weights(model_state))
-    try:
+    with _explaining(file, "could not"):
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(file) as temporary:
             temporary.unlink(missing_ok=True)  # Of a process with the same id that was killed.
             write_tensors(temporary, weights)
         sync_folder(file.parent)
+
+
+def check_weights_file(file: Path) -> None:
+    """Raise a CheckpointError if `save_weights` cannot write to a file, so that no run is trained for nothing.
+
+    Makes the folder of the file; an existing file stays as it is.
+    """
+    with _explaining(file, "cannot"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}."):
+            pass
+
+
+@contextmanager
+def _explaining(file: Path, outcome: str) -> Iterator[None]:
+    """Turn an error of the system into a CheckpointError."""
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(
-            f"the weights could not be written to {file}: {describe_os_error(error)}.", hint=hint_for(error)
+            f"the weights {outcome} be written to {file}: {describe_os_error(error)}.", hint=hint_for(error)
         ) from None
 
 
