@@ -38,7 +38,7 @@ from paceline.training.checkpoints.storage.load import load
 
 pytestmark = pytest.mark.takes(45)
 
-RUN = ("--batch", "16", "--steps", "50", "--checkpoint-every", "20")
+RUN = ("--batch", "16", "--steps", "50", "--checkpoint-every", "20", "--checkpoint", "sync")
 
 
 @pytest.mark.parametrize(
