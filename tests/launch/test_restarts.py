@@ -7,14 +7,15 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 
-from commands import USER_CODE, command, paceline, wait_until
-from launch.test_leader import free_master
+from commands import USER_CODE, command, forked, paceline, wait_until
+from launch.test_leader import free_master, hide
 from paceline.config import LaunchConfig, RunConfig
 from paceline.errors import (
     DataError,
@@ -127,6 +128,30 @@ def test_an_error_that_repeats_at_the_same_step_ends_the_run_early(tmp_path: Pat
     assert "2 restarts ended with the same error at the same step; restart 3 of 5 would, too" in done.stderr
     assert "error: rank 1 failed: RuntimeError: sample 17 is damaged" in done.stderr
     assert f"hint: the output of rank 1 is in {tmp_path / 'run' / 'attempt-3' / 'logs' / 'rank-1.log'}" in done.stderr
+
+
+def test_hosts_without_a_shared_disk_resume_from_what_rank_0_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of the second host, which sees none of the first one's files, is killed."""
+    monkeypatch.setenv("PACELINE_TEST_FAULT", f"killed {tmp_path / 'once'}")
+    out, temporary = tmp_path / "shared" / "run", tmp_path / "temporary"
+    out.parent.mkdir()
+    temporary.mkdir()
+    hosts = ("--hosts", "2", "--ranks", "2", "--master", free_master(), "--max-restarts", "1", "--out", str(out))
+    words = ("train", "user_workloads:fails_once", *RUN, *hosts)
+    with forked(*words, "--node-rank", "1", setup=partial(hide, out.parent, temporary)) as other:
+        done = paceline(*words, "--node-rank", "0")
+        follower = other.wait()
+    assert follower.returncode == 0, follower.stderr
+    assert "rank 1 was killed by SIGKILL" in done.stderr
+    assert "restart 1 of 1 from the checkpoint of step 20" in done.stderr
+    assert "resumed at step 20, " in done.stderr
+    record = read_run(out)
+    assert record.finished
+    assert record.events_of(ResumedEvent)[0].step == 20
+    assert {len(steps) for steps in record.steps.values()} == {30}
+    assert list(temporary.glob("paceline-*")) == [], "the follower leaves no files"
 
 
 @pytest.mark.timing
