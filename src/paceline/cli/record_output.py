@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from paceline.cli.interrupts import CtrlCHandler
-from paceline.records.schema import CHECKPOINTS_FOLDER
 
 if TYPE_CHECKING:
     from paceline.experiments.train import FollowRun
@@ -42,6 +41,8 @@ def run_with_display(
     except KeyboardInterrupt:
         if not displays:
             raise
+        from paceline.records.schema import CHECKPOINTS_FOLDER
+
         folder = displays[0].folder
         notify(f"interrupted; the record so far is in {folder}")
         if any((folder / CHECKPOINTS_FOLDER).glob("step-*")):

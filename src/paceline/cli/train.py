@@ -56,7 +56,6 @@ class TrainRequest(LaunchRequest):
 
     def carry_out(self) -> int:
         """Train, then print the summary."""
-        from paceline.experiments.checks import check_save
         from paceline.experiments.resume import prepare_resume
         from paceline.experiments.train import train
         from paceline.launch.rank_assignment import find_launcher_process
@@ -66,16 +65,15 @@ class TrainRequest(LaunchRequest):
         messages = display_console()
         notify = message_printer(messages)
         config, launch, out, resume = self.run, self.launch, self.out, None
-        launcher = find_launcher_process(launch, os.environ)
         if self.resume is not None:
             resumed = prepare_resume(self.run, self.resume, self.out, self.given, notify)
             if resumed is not None and resumed.is_over:
                 return 0
             if resumed is not None:
                 config, out, resume = resumed.config, resumed.out, resumed.path
+                launcher = find_launcher_process(launch, os.environ)
                 if not self.given & {"ranks", "ranks_per_host"} and launcher.launchers == 1 and launcher.ranks is None:
                     launch = replace(launch, ranks=resumed.ranks or launch.ranks)
-        check_save(config, launcher)
         failure: PacelineError | None = None
         displays: list[LiveRun] = []
 

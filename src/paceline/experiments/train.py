@@ -41,10 +41,12 @@ def train(
     """
     check_names(config)
 
-    from paceline.experiments.checks import config_on_fewer_hosts
+    from paceline.experiments.checks import check_save, config_on_fewer_hosts
     from paceline.launch.job import Job
+    from paceline.launch.rank_assignment import find_launcher_process
     from paceline.launch.restarts import RestartingLeader
 
+    check_save(config, find_launcher_process(launch, os.environ))
     leader, shape = join_for_run("train", config, launch, notify)
     if leader is None:
         return None

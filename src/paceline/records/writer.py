@@ -58,8 +58,9 @@ class RunFolder:
         It is created if it does not exist. Raise `RecordError` if it contains the record of another run.
         """
         if cls(path).has_record and not resume.resolve().is_relative_to(path.resolve()):
+            other = resume.parent if resume.name == schema.CHECKPOINTS_FOLDER else resume
             raise RecordError(
-                f"{path} already contains the record of another run than {resume}.",
+                f"{path} already contains the record of another run than {other}.",
                 hint=f"name another folder with --out; to go on with the run in {path} itself, use --resume latest",
             )
         try:
