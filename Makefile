@@ -26,9 +26,11 @@ test: $(STAMP)
 	$(BIN)/pytest -q -m 'timing and not gpu and not soak' && parts=$$((parts + 1)); \
 	if [ $$parts = 2 ]; then echo 'make test: both parts passed'; else echo 'make test: FAILED, see above'; exit 1; fi
 
-# Large test matrices, of which `make test` runs a part. Run by hand after a change to the code that they cover.
+# Large test matrices and the endurance test, of which `make test` runs a part. Run by hand after a change to the code
+# that they cover.
 soak: $(STAMP)
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'soak and not gpu'
+	$(BIN)/python benchmarks/endurance.py --faults 200
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -81,7 +81,7 @@ def train_all(rank: int, plan: Plan, port: int, results: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     config, names = plan.run_config(), list(SIDES)
-    world = join_world(timeout_s=config.timeout)
+    world = join_world(timeout_s=config.timeout_s)
     blocks = torch.empty(plan.rounds, len(names), 2, dtype=torch.float64)
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder, ExitStack() as stack:
         sides = []

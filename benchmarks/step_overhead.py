@@ -158,7 +158,7 @@ def train_all(rank: int, plan: Plan, port: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     config = plan.run_config()
-    world = join_world(timeout_s=config.timeout)
+    world = join_world(timeout_s=config.timeout_s)
     train, _ = data.load(config.data, data_dir=data.default_data_dir())
     with (folder / f"peers-{rank}.log").open("w") as log:
         with_values = with_recipe(config, choose_recipe(config))  # The peers take momentum and weight decay from it.

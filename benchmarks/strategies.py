@@ -28,7 +28,8 @@ from pathlib import Path
 from strategy_results import Figures, figures_of, write_results
 
 from paceline.records.events import EndEvent
-from paceline.records.experiment import is_experiment, read_experiment
+from paceline.records.experiment.design import is_experiment
+from paceline.records.experiment.record import read_experiment
 from paceline.strategies.registry import ENTRIES, lesson, parse_list
 
 FOLDER = Path("runs") / "bench-strategies"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from strategy_results import Figures, Line
 
     from paceline.analysis.statistics import Estimate
-    from paceline.records.experiment import CandidateRole
+    from paceline.records.experiment.design import CandidateRole
 
 WIDTH, NAMES, FIGURES, ROW, HEAD, FOOT, GAP = 615, 240, 112, 22, 46, 30, 24
 """Pixels of a panel: its width, the width of names and of figures, the heights of row, head and foot, and the gap."""

@@ -16,7 +16,7 @@ from paceline.analysis.statistics import Estimate, estimate_times, paired_ratio
 from paceline.formatting import TIMES, seconds
 from paceline.formatting import interval as format_interval
 from paceline.records.events import FailureEvent
-from paceline.records.experiment import ExperimentRecord, read_experiment
+from paceline.records.experiment.record import ExperimentRecord, read_experiment
 from paceline.report.run_description import on_hosts
 
 REFERENCE, BOUND = "ddp", "none"

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from experiments_on_disk import write_timelines
-from paceline.analysis.batch.sizes import BatchSizes, batch_sizes
+from paceline.analysis.batch.points import BatchSizes
+from paceline.analysis.batch.sizes import batch_sizes
 from paceline.analysis.record_set import collect_records
 from paceline.config import RunConfig
 from paceline.records import EventWriter, RunFolder
@@ -28,13 +29,9 @@ from paceline.records.events import (
     ScheduledEvent,
     StartEvent,
 )
-from paceline.records.experiment import (
-    BatchDescription,
-    Candidate,
-    CandidatePoint,
-    ExperimentFolder,
-    read_experiment,
-)
+from paceline.records.experiment.design import BatchDescription, Candidate, CandidatePoint
+from paceline.records.experiment.folder import ExperimentFolder
+from paceline.records.experiment.record import read_experiment
 from paceline.records.schema import StepRow
 from paceline.records.summary import EvaluationResult, PlannedTraffic
 from paceline.records.writer import StepWriter

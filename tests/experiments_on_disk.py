@@ -37,7 +37,9 @@ from paceline.records.events import (
     ScheduledEvent,
     StartEvent,
 )
-from paceline.records.experiment import Candidate, CompareDescription, ExperimentFolder, read_experiment
+from paceline.records.experiment.design import Candidate, CompareDescription
+from paceline.records.experiment.folder import ExperimentFolder
+from paceline.records.experiment.record import read_experiment
 from paceline.records.schema import SUMMARY_FILE
 from paceline.records.summary import EvaluationResult, InterfaceTraffic, PlannedTraffic, SocketLink, SocketTraffic
 from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, TimelineWriter

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from paceline.config import RunConfig
 from paceline.records import Provenance, Summary, Topology
 from paceline.records.description import RecordedRecipe
-from paceline.records.experiment import BatchDesign, CompareDesign, ScaleDesign, ScaleShape
+from paceline.records.experiment.design import BatchDesign, CompareDesign, ScaleDesign, ScaleShape
 from paceline.records.settings import Settings
 from paceline.records.summary import RankSummary, ReplicaComparisons, ReplicaDifference
 

@@ -15,15 +15,9 @@ from paceline.analysis.scaling.curves import Scaling, scaling
 from paceline.config import RunConfig
 from paceline.records import EventWriter
 from paceline.records.events import EndEvent, FailureEvent, InterruptedEvent, ScheduledEvent
-from paceline.records.experiment import (
-    Candidate,
-    CandidatePoint,
-    CandidateRole,
-    ExperimentFolder,
-    PointMode,
-    ScaleDescription,
-    read_experiment,
-)
+from paceline.records.experiment.design import Candidate, CandidatePoint, CandidateRole, PointMode, ScaleDescription
+from paceline.records.experiment.folder import ExperimentFolder
+from paceline.records.experiment.record import read_experiment
 from run_models import PROVENANCE, scale_design
 
 SAMPLES = 1280

@@ -18,8 +18,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-OUTSIDE_THE_PACKAGE = {"test_conventions.py", "test_docs.py", "test_imports.py"}
-"""Tests of the repository as a whole; tests/benchmarks and tests/examples mirror the folders of that name."""
+OUTSIDE_THE_PACKAGE = {
+    "test_conventions.py",
+    "test_docs.py",
+    "test_fuzzing.py",
+    "test_imports.py",
+    "test_security.py",
+}
+"""Tests of the repository or a folder as a whole; tests/benchmarks and tests/examples mirror folders of that name."""
 FORMATS_NUMBERS = {"formatting.py", "records/schema.py"}
 """The module that formats numbers for people, and the writers of CSV rows."""
 NUMBER_FORMAT = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?\d*(?=[,_.eEfFgGn%])[,_]?(?:\.\d+)?[eEfFgGn%]?")

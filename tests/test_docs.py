@@ -123,7 +123,7 @@ def test_options_named_in_the_text_exist() -> None:
     known = {f"--{name.replace('_', '-')}" for kind in KINDS for name in kind.__dataclass_fields__}
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
     known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node", "--logdir"}
-    known |= {"--list", "--only", "--write"}  # Of the benchmark of strategies.
+    known |= {"--list", "--only", "--write", "--faults"}  # Of benchmarks.
     for name in ("submit", "train"):
         known |= {option for parameter in get_command(app).commands[name].params for option in parameter.opts}  # type: ignore[attr-defined]
     known |= {
@@ -140,7 +140,9 @@ def test_options_named_in_the_text_exist() -> None:
         "--gpus",
         "--gpus-per-node",
         "--gpus-per-task",
-    }  # Slurm's own.
+        "--export",
+        "--rdzv-backend",
+    }  # Slurm's and torchrun's own.
     named = {option for page in PAGES for option in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert named - known == set()
 

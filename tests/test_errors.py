@@ -36,6 +36,11 @@ def test_an_error_keeps_message_hint_and_detail() -> None:
     assert UsageError("x").detail is None
 
 
+def test_input_that_an_error_quotes_cannot_control_the_terminal() -> None:
+    error = UsageError("it is \x1b[2J.", hint="not \x07")
+    assert (str(error), error.message, error.hint) == (r"it is \x1b[2J.", r"it is \x1b[2J.", r"not \x07")
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -8,6 +8,7 @@ from paceline.formatting import (
     BYTE_COST,
     COUNTS,
     FACTOR,
+    MOST_CHARACTERS,
     SHARE,
     SIZES,
     TIMES,
@@ -23,6 +24,7 @@ from paceline.formatting import (
     number,
     percent,
     plural,
+    printable,
     rate,
     scientific,
     seconds,
@@ -188,3 +190,11 @@ def test_half_of_an_interval() -> None:
     assert half_width(-0.1, 0.1, FACTOR, 0.0) == ">±100%"
     assert half_width(0.1, 0.3, SHARE, 0.2) == "±10", "percentage points"
     assert half_width(None, None, FACTOR, 1.0) == ""
+
+
+def test_text_of_others_is_printable_and_has_a_bound() -> None:
+    assert printable("rank 1 × é 😀\n\tline") == "rank 1 × é 😀\n\tline"
+    assert printable("\x1b[31mred\0\ud800\u202e") == r"\x1b[31mred\x00\ud800\u202e"
+    long = printable("a" * 10_000 + "b" * 10_000)
+    assert (len(long), long[0], long[-1]) == (MOST_CHARACTERS + 3, "a", "b")
+    assert " … " in long

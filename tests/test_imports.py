@@ -20,7 +20,7 @@ LAYERS = [
     {"measure"},
     {"analysis"},
     {"plans"},
-    {"records", "config", "user_code", "errors", "formatting"},
+    {"records", "config", "user_code", "errors", "formatting", "signing"},
 ]
 """Layers from top to bottom: a package may import itself and packages of lower layers."""
 
@@ -34,6 +34,7 @@ FREE_OF_TORCH = {
     "user_code",
     "errors",
     "formatting",
+    "signing",
 }
 BELOW_REPORT = FREE_OF_TORCH - {"cli", "report"}
 REGISTRY = "paceline.strategies.registry"
@@ -75,7 +76,7 @@ def test_imports_go_down_only(file: Path, part: str) -> None:
 
 def _ground(part: str, other: str) -> bool:
     """Return whether both are in the lowest layer, whose packages may import those named after them."""
-    order = ["records", "config", "user_code", "errors", "formatting"]
+    order = ["records", "config", "user_code", "errors", "formatting", "signing"]
     return part in order and other in order and order.index(part) < order.index(other)
 
 

@@ -6,6 +6,7 @@
     ├── WorkloadError    4   the user's code raised an exception or has the wrong interface
     ├── LaunchError      5   ranks could not start or could not connect to each other
     ├── RankError        6   a rank process was killed or failed during a run
+    │   └── HangError   13   ranks wait, and none of them goes on
     ├── ParityError      7   a strategy that should compute the mean gradient computes another value
     ├── RecordError      8   a record cannot be read, or would be overwritten
     ├── ReplicaError    10   replicas of the model that should be equal on all ranks differ
@@ -24,6 +25,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
+from paceline.formatting import printable
+
 PROBLEM_EXIT_CODE = 9
 """Exit code of `paceline doctor` when it ran without an error and found a problem to fix."""
 INTERRUPTED_EXIT_CODE = 130
@@ -36,9 +39,9 @@ class PacelineError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None, detail: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = printable(message)  # It may quote a file or an option, of any length and content.
+        super().__init__(self.message)
+        self.hint = hint = None if hint is None else printable(hint)
         self.detail = detail
         self.run: int | None = None
         """Index of the run in its job in which the error occurred; None where unknown."""
@@ -95,6 +98,12 @@ class RankError(PacelineError):
         """Whether this rank failed only because it lost a peer; the peer's error is then the root cause."""
 
 
+class HangError(RankError):
+    """Ranks wait for each other or for a rank that does not answer, and none of them goes on."""
+
+    exit_code = 13
+
+
 class ParityError(PacelineError):
     """Strategy that should compute the mean gradient and computes another value."""
 
@@ -143,6 +152,7 @@ ERRORS_BY_NAME: dict[str, type[PacelineError]] = {
         WorkloadError,
         LaunchError,
         RankError,
+        HangError,
         ParityError,
         RecordError,
         ReplicaError,

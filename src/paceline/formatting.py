@@ -1,4 +1,4 @@
-"""Formatting of numbers, the only one: units, decimals, intervals, counts, and lists of names.
+"""Formatting of numbers, the only one: units, decimals, intervals, counts, lists of names, and text of others.
 
 A figure has two decimals in the unit that suits it, wherever it is shown; microseconds and bytes are whole numbers. A
 table column shares one unit, and has more decimals where its smallest figure is less than one.
@@ -15,6 +15,8 @@ NOTHING = "–"
 DECIMALS = 2
 """Decimals of a figure in its own unit."""
 MOST_DECIMALS = 4
+MOST_CHARACTERS = 4_000
+"""Most characters of a message; a longer one quotes a whole file or list."""
 
 
 @dataclass(frozen=True)
@@ -309,3 +311,17 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
 def join_names(names: Sequence[str], last: str = "and") -> str:
     """Join names for a sentence: a, b and c; or with another word before the last."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal: other control characters than line breaks and tabs escaped, the middle cut out."""
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[: MOST_CHARACTERS // 2]} … {text[-MOST_CHARACTERS // 2 :]}"
+    return escape_controls(text)
+
+
+def escape_controls(text: str) -> str:
+    """Return a text with other control characters than line breaks and tabs escaped."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)

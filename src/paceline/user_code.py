@@ -6,12 +6,32 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
 
 from paceline.errors import UsageError, WorkloadError
+
+_PYTHON = str(Path(os.__file__).parent)
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
+
+
+def is_of_torch(file: str) -> bool:
+    """Return whether a source file belongs to torch."""
+    return _TORCH in file
+
+
+def is_of_library(file: str) -> bool:
+    """Return whether a source file belongs to torch or to Python itself; all others are Paceline's or the user's."""
+    return file.startswith("<") or is_of_torch(file) or (file.startswith(_PYTHON) and "site-packages" not in file)
+
+
+def is_of_user(file: str) -> bool:
+    """Return whether a source file is the user's, or of a package that the user's code calls."""
+    return not (file.startswith(_PACKAGE) or is_of_library(file))
 
 
 def check_module(name: str) -> None:

@@ -16,7 +16,7 @@ from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.analysis.caveats import caveats, over_subscription
 from paceline.records.description import RecordedEmulation
 from paceline.records.events import ContinuedEvent, FailureEvent
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.writer import encode
 from paceline.report.run_description import outcome
 from run_models import PROVENANCE, replicas, topology

@@ -15,7 +15,8 @@ from paceline.analysis.loss_difference import identical_groups
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.statistics import estimate_times
 from paceline.records import RunFolder, RunRecord, Summary
-from paceline.records.experiment import Candidate, read_experiment
+from paceline.records.experiment.design import Candidate
+from paceline.records.experiment.record import read_experiment
 from paceline.records.find import find_records
 from paceline.records.writer import json_safe
 from paceline.report.evidence import loss_difference_row, loss_difference_sentences
@@ -341,7 +342,7 @@ def test_equal_experiments_are_numbered(tmp_path: Path) -> None:
 
 def test_separate_runs_become_candidates_by_their_settings(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "e", repeats=2)
-    records = find_records([path / "repeat-1", path / "repeat-2"])
+    records, _ = find_records([path / "repeat-1", path / "repeat-2"])
     assert all(isinstance(record, RunRecord) for record in records)
     comparison = compare(collect_records(records))
     assert {row.candidate.name: row.repeats for row in comparison.rows} == dict.fromkeys(STEP_S, 2)

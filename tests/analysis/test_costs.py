@@ -21,7 +21,7 @@ from paceline.analysis.costs import CostTable
 from paceline.analysis.decision import ERROR_RATE, decide
 from paceline.analysis.moderated_variance import window_variance
 from paceline.analysis.statistics import Estimate, paired_ratio
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 
 pytestmark = pytest.mark.takes(8)
 
@@ -224,6 +224,13 @@ def test_ratios_that_contradict_medians_are_found(ones: list[float], others: lis
     table = CostTable({"one": dict(enumerate(ones)), "other": dict(enumerate(others))})
     assert table.contradicts_medians("one", "other") is contradicts
     assert table.contradicts_medians("other", "one") is contradicts
+
+
+def test_contradictions_are_one_note_per_reference() -> None:
+    costs = {"one": [4.00, 4.06, 8.0], "two": [4.00, 4.06, 8.0], "other": [4.09, 3.5, 7.0]}
+    table = CostTable({name: dict(enumerate(values)) for name, values in costs.items()})
+    (note,) = table.contradictions([("one", "other"), ("two", "other"), ("one", "other"), ("one", "two")])
+    assert note.startswith("one and two: the ratio to other and the median times contradict each other")
 
 
 def test_medians_of_separate_experiments_contradict_nothing() -> None:

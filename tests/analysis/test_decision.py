@@ -10,7 +10,7 @@ import pytest
 
 from paceline.analysis.costs import CostTable
 from paceline.analysis.decision import ERROR_RATE, decide
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 
 A, B, C = Candidate("a", "a"), Candidate("b", "b"), Candidate("c", "c")
 NONE = Candidate("none", "none", role="bound", lossless=False)

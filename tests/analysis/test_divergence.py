@@ -13,7 +13,7 @@ import pytest
 from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
 from paceline.analysis.divergence import MOST_SKIPPED, DivergenceDetector, divergence_cause, divergence_of
 from paceline.records import read_run
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.summary import Divergence
 from paceline.report.figures.candidates import candidate_csv, candidate_json
 from paceline.report.verdict.sentences import sentences

@@ -17,7 +17,7 @@ from paceline.analysis.record_set import RecordedRun, RecordSet
 from paceline.config import RunConfig
 from paceline.records import RunFolder, RunRecord, read_run
 from paceline.records.description import RecordedEmulation
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter
 from run_models import PROVENANCE

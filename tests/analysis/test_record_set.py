@@ -14,7 +14,8 @@ from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison, compare
 from paceline.analysis.record_set import collect_records
 from paceline.config import RunConfig
-from paceline.records.experiment import Candidate, read_experiment
+from paceline.records.experiment.design import Candidate
+from paceline.records.experiment.record import read_experiment
 from paceline.records.find import find_records
 from paceline.report.page.comparison import render
 from paceline.workloads.recipes import choose_recipe
@@ -28,7 +29,7 @@ def compared(*paths: Path) -> Comparison:
 
 def compared_separately(path: Path) -> Comparison:
     """Compare the runs of an experiment as if `paceline train` had started each separately."""
-    return compare(collect_records(find_records(sorted(path.glob("repeat-*")))))
+    return compare(collect_records(*find_records(sorted(path.glob("repeat-*")))))
 
 
 def change(path: Path, files: str, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -151,12 +152,12 @@ def test_runs_that_differ_in_ranks_or_host_have_it_in_their_names(tmp_path: Path
     ddp = [Candidate("ddp", "ddp")]
     paths = [write_experiment(tmp_path / f"r{ranks}", ddp, repeats=2, ranks=ranks) for ranks in (2, 4)]
     runs = [folder for path in paths for folder in sorted(path.glob("repeat-*"))]
-    names = {row.candidate.name: row.repeats for row in compare(collect_records(find_records(runs))).rows}
+    names = {row.candidate.name: row.repeats for row in compare(collect_records(*find_records(runs))).rows}
     assert names == {"ddp ranks=2": 2, "ddp ranks=4": 2}
     assert {row.candidate.name for row in compared(*paths).rows} == {"ddp ranks=2", "ddp ranks=4"}
     change(paths[1], "run.json", lambda run: run["provenance"].update(host="there"))
     change(paths[1], "run.json", lambda run: run["topology"].update(workers=2, world_size=2))
-    names = {row.candidate.name: row.repeats for row in compare(collect_records(find_records(runs))).rows}
+    names = {row.candidate.name: row.repeats for row in compare(collect_records(*find_records(runs))).rows}
     assert names == {"ddp @here": 2, "ddp @there": 2}
 
 
@@ -175,7 +176,7 @@ def write_resolved(path: Path, **settings: Any) -> Path:
 
 
 def names_with_run(experiment: Path, run_of: Path) -> list[str]:
-    records = find_records([experiment, run_of / "repeat-1" / "1"])
+    records, _ = find_records([experiment, run_of / "repeat-1" / "1"])
     return [candidate.name for candidate in collect_records(records).candidates]
 
 
@@ -188,5 +189,5 @@ def test_a_run_is_named_by_the_settings_that_differ_from_those_of_the_experiment
 
 def test_a_recipe_and_the_same_one_by_default_are_one_candidate(tmp_path: Path) -> None:
     runs = [write_resolved(tmp_path / "a") / "repeat-1", write_resolved(tmp_path / "b", recipe="default") / "repeat-2"]
-    (candidate,) = collect_records(find_records(runs)).candidates
+    (candidate,) = collect_records(*find_records(runs)).candidates
     assert candidate.name == "ddp"

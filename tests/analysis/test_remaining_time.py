@@ -37,9 +37,8 @@ class Simulation:
         guesses |= {Part("proof", name): 1.0 for name in NAMES}
         guesses |= {Part("run", name): 2.0 + 4 * number for number, name in enumerate(NAMES)}
         self.guesses = guesses
-        self.estimator = TimeEstimator(
-            guesses if self.guessed else None, slowdown=self.slowdown, clock=lambda: self.now_s
-        )
+        slowdowns = dict.fromkeys(guesses, self.slowdown)
+        self.estimator = TimeEstimator(guesses if self.guessed else None, slowdowns, clock=lambda: self.now_s)
 
     def launch(self, stage: str, parts: list[Part]) -> None:
         boundaries: list[float | None] = []
@@ -84,7 +83,10 @@ class Simulation:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("factor", "slowdown"), [(1.0, 1.0), (0.6, 1.0), (1.7, 1.0), (6.0, 4.0), (8.0, 10.0)])
+@pytest.mark.parametrize(
+    ("factor", "slowdown"),
+    [(1.0, 1.0), (0.6, 1.0), (1.7, 1.0), (1.2, 4.0), (4.0, 4.0), (6.0, 4.0), (8.0, 10.0), (10.0, 10.0)],
+)
 def test_the_range_covers_the_true_time(seed: int, factor: float, slowdown: float) -> None:
     for done in (3, 6):
         simulation = Simulation(seed, factor, slowdown=slowdown, done_repeats=done).run()
@@ -108,6 +110,29 @@ def test_the_range_narrows() -> None:
     assert ratios[2] < 4.5
     assert ratios[3] < 2.5
     assert simulation.seen[-1][1] == RemainingTime(0, 0, 0)
+
+
+def test_load_widens_the_first_range_by_no_more_than_the_root_of_the_slowdown() -> None:
+    quiet, busy = (Simulation(slowdown=slowdown).run().seen[0][1] for slowdown in (1.0, 4.0))
+    assert quiet is not None
+    assert busy is not None
+    assert busy.high_s / busy.low_s < 2 * quiet.high_s / quiet.low_s
+    assert busy.low_s > quiet.low_s
+
+
+def test_a_slow_part_lengthens_only_itself() -> None:
+    quick, slow = Part("run", "ddp"), Part("run", "single")
+    estimator = TimeEstimator({quick: 10.0, slow: 10.0}, {slow: 25.0})
+    ranges = []
+    for part in (quick, slow):
+        estimator.expect("later", [part])
+        ranges.append(estimator.remaining())
+    alone, beside = ranges
+    assert alone is not None
+    assert beside is not None
+    assert alone.high_s < 20
+    assert beside.low_s > 10
+    assert beside.high_s > 250
 
 
 def test_without_guesses_the_range_begins_after_the_first_run() -> None:

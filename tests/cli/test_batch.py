@@ -15,7 +15,7 @@ from experiments_on_disk import write_experiment
 from paceline.cli.batch import BatchRequest
 from paceline.cli.main import parse, run
 from paceline.config import BatchConfig
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 
 pytestmark = pytest.mark.takes(15)
 
@@ -124,7 +124,7 @@ def test_ctrl_c_reports_the_runs_measured_so_far(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--sizes", "32,x"), "--sizes 32,x is not a list of positive numbers: 'x'"),
+        (("--sizes", "32,x"), "--sizes '32,x' is not a list of positive numbers: 'x'"),
         (("--batch", "32"), "No such option: --batch"),
         (("--sizes", "1", "--ranks", "2"), "A batch of 1 is not measured on 2 ranks: some would have no sample."),
         (

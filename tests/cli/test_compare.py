@@ -21,7 +21,7 @@ from commands import forked, paceline, wait_until
 from paceline.analysis.steps.timing import losses_of
 from paceline.records import read_run
 from paceline.records.events import EstimateEvent, FailureEvent, InterruptedEvent
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 from paceline.strategies.registry import SETS
 from tries import eventually
 

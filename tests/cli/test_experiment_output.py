@@ -30,7 +30,8 @@ from paceline.launch.launcher_process import RankRange
 from paceline.records import RunFolder
 from paceline.records.events import ContinuedEvent, EndEvent, FailureEvent, InterruptedEvent, ParityEvent
 from paceline.records.examination import write_examination
-from paceline.records.experiment import Candidate, ExperimentRecord, read_experiment
+from paceline.records.experiment.design import Candidate
+from paceline.records.experiment.record import ExperimentRecord, read_experiment
 from paceline.records.parity import Parity
 from paceline.records.reader import is_complete
 

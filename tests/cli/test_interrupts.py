@@ -25,7 +25,8 @@ from paceline.cli.main import app
 from paceline.errors import RankError
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
-from paceline.records.experiment import Candidate, read_experiment
+from paceline.records.experiment.design import Candidate
+from paceline.records.experiment.record import read_experiment
 
 pytestmark = pytest.mark.takes(15)
 

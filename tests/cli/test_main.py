@@ -214,6 +214,49 @@ def test_an_unknown_key_in_the_file_is_an_error(capsys: pytest.CaptureFixture[st
     assert "did you mean 'batch'?" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        (b"batch = 0\n", "mine.toml is refused: --batch is 0.", "it must be more than 0"),
+        (b'batch = "64"\n', "batch in mine.toml is '64'.", "it takes a whole number"),
+        (
+            b"batch = 1\nbatch = 2\n",
+            "mine.toml is not valid TOML: Cannot overwrite a value (at line 2, column 10).",
+            "",
+        ),
+        (b"batch = 1\n\xe9\n", "mine.toml is not UTF-8 text: byte 0xe9 at position 10.", "save the file as UTF-8"),
+        (b"a=" + b"[" * 5_000, "mine.toml is not valid TOML: it is nested too deeply.", ""),
+        (b"seed = " + b"9" * 5_000, "mine.toml is not valid TOML: Exceeds the limit", ""),
+    ],
+    ids=["bound", "type", "twice", "not UTF-8", "nested", "long"],
+)
+def test_a_file_that_is_wrong_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], content: bytes, message: str, hint: str
+) -> None:
+    Path("mine.toml").write_bytes(content)
+    lines = refused(capsys, "train", "--config", "mine.toml")
+    assert lines[0].startswith(f"error: {message}")
+    assert hint in lines[-1]
+    assert len(lines) <= 2
+
+
+def test_a_folder_in_place_of_the_file_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.toml").mkdir()
+    assert refused(capsys, "train", "--config", "mine.toml")[0] == "error: cannot read mine.toml: Is a directory."
+
+
+def test_the_file_is_not_named_for_a_mistake_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.toml").write_text("lr = 0.1\n")
+    assert refused(capsys, "train", "--config", "mine.toml", "--batch", "0")[0] == "error: --batch is 0."
+
+
+def test_a_file_may_have_a_byte_order_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = RecordedTrain(monkeypatch)
+    Path("mine.toml").write_text("lr = 0.5\n", encoding="utf-8-sig")
+    assert run(["train", "--config", "mine.toml"]) == 0
+    assert trained.config == RunConfig(lr=0.5)
+
+
 def test_the_doctor_accepts_all_settings_of_a_run_and_lists_those_that_it_uses(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from commands import forked, paceline, wait_until
 from launch.test_leader import free_master
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import scaling
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 
 pytestmark = pytest.mark.takes(20)
 
@@ -119,7 +119,7 @@ def test_emulated_hosts_with_a_core_quota_give_speed_ups(tmp_path: Path) -> None
 
 def test_usage_errors_are_found_before_any_rank_starts(tmp_path: Path) -> None:
     done = paceline("scale", "--ranks", "1,two", "--out", str(tmp_path / "out"), expect=2)
-    assert "--ranks 1,two is not a list of positive numbers" in done.stderr
+    assert "--ranks '1,two' is not a list of positive numbers" in done.stderr
     done = paceline("scale", "--batch", "1", "--ranks", "2", "--out", str(tmp_path / "out"), expect=2)
     assert "a global batch of 1 leaves some of the 2 ranks without a sample" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -60,7 +60,7 @@ def options(script: str) -> list[str]:
     [("train", "--resume auto "), ("train --resume latest", ""), ("train --resume here", ""), ("compare", "")],
 )
 def test_a_job_that_comes_back_goes_on(capsys: pytest.CaptureFixture[str], command: str, goes_on: str) -> None:
-    grace = ["--grace", "45.5"] if command.startswith("train") else []
+    grace = ["--checkpoint-every", "100", "--grace", "45.5"] if command.startswith("train") else []
     script = script_of(capsys, "--requeue", *SHAPE, "--", *command.split(), "--out", "here", *grace)
     assert {"--requeue", "--open-mode=append"} < set(options(script))
     assert f"--signal=USR1@{46 if grace else 30}" in options(script)
@@ -102,6 +102,9 @@ def test_the_script(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
         "#SBATCH --constraint fast\n"
         "set -euo pipefail\n"
         f"cd {tmp_path}\n"
+        "# Tasks recognise each other by a token, which srun passes on in the environment.\n"
+        f"PACELINE_TOKEN=$({sys.executable} -c 'import secrets; print(secrets.token_hex(32))')\n"
+        "export PACELINE_TOKEN\n"
         f"srun --nodes=2 --ntasks-per-node=4 --cpus-per-task=8 {sys.executable} -m paceline compare "
         '--out "runs/slurm-${SLURM_JOB_ID}-vgg11-compare" vgg11 --steps 40\n'
     )
@@ -124,14 +127,17 @@ def test_arguments_are_quoted_for_the_shell(capsys: pytest.CaptureFixture[str], 
     install(
         tmp_path,
         "srun",
-        f'exec {sys.executable} -c "import json, os, sys; print(json.dumps([os.getcwd(), *sys.argv]))" "$@"',
+        f'exec {sys.executable} -c "import json, os, sys; '
+        'print(json.dumps([os.environ[\'PACELINE_TOKEN\'], os.getcwd(), *sys.argv]))" "$@"',
     )
     environment = {"SLURM_JOB_ID": "7", "PATH": str(programs(tmp_path))}
     bash = shutil.which("bash", path="/usr/bin:/bin")
     assert bash is not None
     done = subprocess.run([bash], input=script, cwd="/", env=environment, capture_output=True, text=True, check=True)
-    folder, _, *arguments = json.loads(done.stdout)
+    token, folder, _, *arguments = json.loads(done.stdout)
     assert folder == str(Path.cwd())
+    assert len(token) == 64
+    assert token not in script, "a new one each time that the job starts"
     start = [sys.executable, "-m", "paceline", "compare", "--out", "runs/slurm-7-cnn-compare"]
     assert arguments == [
         "--nodes=2",
@@ -368,3 +374,17 @@ def test_an_error_of_sbatch_is_printed_unchanged(capsys: pytest.CaptureFixture[s
     assert refused(capsys, "--", "train", code=5).startswith(
         "sbatch: error: [your] account has expired\nerror: sbatch rejected the job.\n"
     )
+
+
+def test_the_newest_checkpoint_of_a_new_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "--dry-run", "--", "train", "--resume", "latest")
+    assert "--resume latest was given without --out: the job would write to a new folder, which has no check" in error
+    assert "--out runs/a" in script_of(capsys, "--", "train", "--resume", "latest", "--out", "runs/a")
+
+
+def test_a_setting_without_effect_is_refused_unless_the_checkpoint_may_have_what_it_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = refused(capsys, "--dry-run", "--", "train", "--keep", "3")
+    assert "--keep has no effect without --checkpoint-every." in error
+    script_of(capsys, "--", "train", "--resume", "latest", "--out", "runs/a", "--keep", "3")

@@ -21,8 +21,8 @@ from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, payload
 from paceline.config import RunConfig
 from paceline.measure.cores import threads_per_rank
 from paceline.records import RunRecord, read_run
-from paceline.records.events import LogEvent
-from paceline.records.experiment import read_experiment
+from paceline.records.events import RUN_EVENTS, LogEvent, events_of, read_events
+from paceline.records.experiment.record import read_experiment
 from tries import eventually
 
 pytestmark = pytest.mark.takes(35)
@@ -200,7 +200,7 @@ def test_a_failing_rank_ends_the_run_with_its_own_traceback(tmp_path: Path) -> N
     assert "rank 1 failed: RuntimeError: sample 17 is damaged" in done.stderr
     assert "in fail\n" in done.stderr
     assert "hint: " in done.stderr
-    assert time.monotonic() - began < RunConfig().timeout, "no rank waits for the time-out"
+    assert time.monotonic() - began < RunConfig().timeout_s, "no rank waits for the time-out"
     assert not ranks_of(tmp_path / "run")
 
 
@@ -247,6 +247,36 @@ def test_unused_parameters_are_named_before_training(tmp_path: Path) -> None:
     assert "2 parameters got no gradient on rank" in done.stderr
     assert "aux.weight, aux.bias" in done.stderr
     assert "--allow-unused" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("workload", "difference"),
+    [
+        ("wider_on_rank_1", "0.weight has shape (5, 4) on rank 0 and (6, 4) on rank 1"),
+        ("integer_buffer_on_rank_1", "mask is bool on rank 0 and int32 on rank 1"),
+        ("reordered_on_rank_1", "0.a.weight on rank 0 is at the place of 0.b.weight on rank 1"),
+    ],
+)
+def test_a_model_that_differs_between_ranks_is_named_before_training(
+    tmp_path: Path, workload: str, difference: str
+) -> None:
+    done = train(
+        f"user_workloads:{workload}", "--ranks", "2", "--batch", "16", "--out", str(tmp_path / "run"), expect=4
+    )
+    message, hint = done.stderr.splitlines()[-2:]
+    assert message == f"error: the ranks have different models: {difference}."
+    assert hint.startswith("hint: create the same model on every rank")
+    assert not events_of(read_events(tmp_path / "run" / "events.jsonl", RUN_EVENTS), LogEvent), "no step was trained"
+
+
+def test_weights_that_differ_between_ranks_become_those_of_rank_0(tmp_path: Path) -> None:
+    losses = []
+    for workload in ("other_weights_on_rank_1", "plain"):
+        settings = ("--ranks", "2", "--batch", "16", "--steps", "4", "--out", str(tmp_path / workload))
+        train(f"user_workloads:{workload}", *settings)
+        events = read_events(tmp_path / workload / "events.jsonl", RUN_EVENTS)
+        losses.append([event.losses for event in events_of(events, LogEvent)])
+    assert losses[0] == losses[1]
 
 
 def test_replicas_that_differ_stop_the_run(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comm.test_payload import Matrix, counted, matrix_of
+from comm.messages.test_payload import Matrix, counted, matrix_of
 from paceline.comm import Comm
 from paceline.comm.all_reduce import Scratch, all_reduce
 from registered import ALGORITHMS

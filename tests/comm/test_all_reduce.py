@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comm.all_reduces import DTYPES, MEMORY_ITEMS, MEMORY_KB, SEGMENTS_KB, SIZES, among_some, check, count_bytes, memory
-from comm.test_payload import planned
+from comm.messages.test_payload import planned
 from paceline.comm.all_reduce import RECEIVES_AHEAD
 from ranks import Pool
 from registered import ALGORITHMS

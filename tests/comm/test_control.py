@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from comm.test_timed_group import open_timed, rows_of
-from paceline.comm import Comm, close_comm
+from comm.groups.test_timed import open_timed, rows_of
+from paceline.comm import Comm, close_comm, open_comm
 from paceline.records.timeline import Purpose, RowKind
 from ranks import SIZE, Pool
 
@@ -52,3 +52,34 @@ def wait_for_a_late_rank(comm: Comm) -> float:
 
 def test_nobody_passes_a_barrier_before_the_last_rank(pool: Pool) -> None:
     assert min(pool.run(wait_for_a_late_rank, 2)) > 0.9 * LATE_S
+
+
+SHORT_S = 0.5
+"""Time-out of a group."""
+
+
+def long_work(comm: Comm) -> tuple[str | None, bool]:
+    """Return the result of work that takes longer than the time-out of a group, and whether failed work is noticed."""
+    short = open_comm(range(comm.world_size), device=comm.device, backend="gloo", timeout_s=SHORT_S)
+    assert short is not None
+    control = short.control
+
+    def work() -> str:
+        time.sleep(2 * SHORT_S)
+        return "done"
+
+    def fail() -> str:
+        raise ValueError("no disk")
+
+    result = control.while_others_wait(work)
+    try:
+        control.while_others_wait(fail)
+    except ValueError:
+        assert comm.rank == 0
+    still_works = control.smallest(comm.rank) == 0
+    close_comm(short)
+    return result, still_works
+
+
+def test_ranks_wait_for_rank_0_longer_than_the_time_out(pool: Pool) -> None:
+    assert pool.run(long_work, SIZE) == [("done", True), (None, True), (None, True), (None, True)]

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from comm.test_timed_group import open_timed, rows_of
+from comm.groups.test_timed import open_timed, rows_of
 from paceline.comm import Comm, close_comm
 from paceline.comm.shared_memory import futex, host_memory
 from paceline.comm.shared_memory.buckets import CHUNK_BYTES, SharedBuckets

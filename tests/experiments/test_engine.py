@@ -24,7 +24,8 @@ from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.launch.leader import Leader
 from paceline.records.events import EXPERIMENT_EVENTS, ScheduledEvent, UnexaminedEvent, UnprovenEvent, read_events
 from paceline.records.examination import Examination, read_examination
-from paceline.records.experiment import CompareDescription, ExperimentFolder
+from paceline.records.experiment.design import CompareDescription
+from paceline.records.experiment.folder import ExperimentFolder
 from run_models import PROVENANCE, compare_design
 
 

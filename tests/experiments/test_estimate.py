@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from paceline.experiments.estimate import (
     Trial,
     guess_times,
     launch_part,
+    load_slowdowns,
     run_trial,
     run_trials,
 )
@@ -27,6 +29,7 @@ from paceline.experiments.scaling.machines import DetectedMachines
 from paceline.experiments.scaling.points import make_points
 from paceline.experiments.training_targets import WorkloadTarget
 from paceline.launch.launcher_process import Shape
+from paceline.measure.cores import affine_cores
 
 SMALL = RunConfig(data="synthetic:size=96,test_size=12", device="cpu", steps=8)
 TOO_MANY = "is more than the 96 samples of the training data"
@@ -81,6 +84,29 @@ def test_guesses_know_shares_and_links() -> None:
     assert narrow[two] - wide[two] == pytest.approx(2 * 20 * 1514 / 1448), "1 MB a second, twice a step"
     assert narrow[alone] == wide[alone]
     assert slow[alone] > 5 * wide[alone]
+
+
+def test_a_load_slows_down_ranks_of_several_threads_most() -> None:
+    compare = CompareConfig(strategies="single,allreduce")
+    alone, two = make_candidates(RunConfig(steps=20), compare, Shape(1, 2))
+    threads = {"single": 2, "allreduce": 1}
+
+    def slowdowns(observed: float, *averages: float) -> dict[Part, float]:
+        trial = replace(TRIAL, other_cores=observed * affine_cores(), threads_slowdown=30.0)
+        loads = [load * (os.cpu_count() or 1) for load in averages]
+        trials = {one.candidate.name: trial for one in (alone, two)}
+        return load_slowdowns(
+            [alone, two], trials, lambda one: threads[one.candidate.name], lambda: (loads[0], loads[1], 0.0)
+        )
+
+    found = slowdowns(2.0, 1.0, 9.0)
+    assert found[Part("run", "single")] == found[Part("proof", "single")] == 30.0
+    assert found[Part("run", "allreduce")] == found[launch_part(Shape(1, 2))] == pytest.approx(3.0)
+    assert Part("examination") not in found
+    assert slowdowns(40.0, 1.0, 2.0)[Part("run", "allreduce")] == pytest.approx(3.0), "one moment is not the rule"
+    assert slowdowns(0.0, 4.0, 1.0)[Part("run", "allreduce")] == pytest.approx(2.0)
+    assert slowdowns(0.0, 0.0, 4.0)[Part("run", "allreduce")] == 1.0, "a load that has ended"
+    assert load_slowdowns([alone, two], {}, lambda _: 1) == {}
 
 
 def test_guesses_follow_the_batch_the_slowest_rank_and_the_time_limit() -> None:

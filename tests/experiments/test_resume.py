@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from commands import paceline
 from paceline.analysis.steps.timing import losses_of
 from paceline.config import RunConfig
+from paceline.errors import CheckpointError
 from paceline.experiments.resume import prepare_resume
 from paceline.records import RunRecord, read_run
 from paceline.records.events import CheckpointEvent, EvaluationEvent, LogEvent, ResumedEvent
@@ -173,6 +175,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(whole: Pat
         file.write_bytes(bytes(file.stat().st_size))
     said = train("--resume", "--out", out, expect=12)
     assert f"{out / 'checkpoints'} has no checkpoint that can be loaded." in said
+    assert "hint: restore the checkpoints from a copy, or begin again in another folder" in said
 
 
 def test_a_finished_run_trains_more_epochs(tmp_path: Path) -> None:
@@ -259,6 +262,16 @@ def test_the_launcher_reads_no_tensors(kept: Path) -> None:
     resumed = prepare_resume(RunConfig(), str(kept), None, (), print)
     assert resumed is not None
     assert (resumed.config.batch, resumed.ranks) == (64, 3)
+
+
+def test_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    saved = msgspec.structs.replace(info(4), config={"workload": "cnn"})
+    CheckpointFolder(tmp_path / "checkpoints").write(state(), GROUPS, saved)
+    with pytest.raises(CheckpointError) as raised:
+        prepare_resume(RunConfig(workload="vgg11"), str(tmp_path), None, ("workload",), print)
+    assert raised.value.message == "the checkpoint is of another model: cnn, not vgg11."
+    for name in ("cnn", "my_module:make"):  # The model of a user's workload may be the same.
+        assert prepare_resume(RunConfig(workload=name), str(tmp_path), None, ("workload",), print) is not None
 
 
 def test_a_run_whose_resume_was_killed_goes_on_in_its_folder(kept: Path) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from commands import wait_until
 from paceline.config import LaunchConfig, RunConfig
+from paceline.launch.channel.own_command import OwnCommand
 from paceline.launch.elastic import stopped_log_tails
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherProcess, Shape
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # No process
 def job_in(folder: Path) -> tuple[Job, Leader]:
     """Return a job of one run, and a leader that can start its ranks."""
     job = Job.single(RunConfig(steps=8), RunFolder.create(folder), iface=None, threads=1)
-    leader = join_launch(LauncherProcess(), LaunchConfig(), {}, timeout_s=10, notify=print)
+    leader = join_launch(LauncherProcess(), LaunchConfig(), {}, OwnCommand(configs=()), timeout_s=10, notify=print)
     assert leader is not None
     return job, leader
 

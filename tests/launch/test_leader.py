@@ -20,11 +20,13 @@ import psutil
 import pytest
 
 from commands import LIMIT_S, USER_CODE, Forked, forked, paceline, wait_until
-from paceline.launch import heartbeat, leader
+from paceline.launch import leader
+from paceline.launch.channel import heartbeat
 from paceline.launch.emulation.hosts import emulated_hosts
 from paceline.records import read_run
 from paceline.records.events import FailureEvent
-from paceline.records.experiment import CompareDesign, ExperimentRecord, read_experiment
+from paceline.records.experiment.design import CompareDesign
+from paceline.records.experiment.record import ExperimentRecord, read_experiment
 
 pytestmark = pytest.mark.takes(40)
 
@@ -275,4 +277,8 @@ def test_a_master_name_that_is_loopback_on_host_0_works(tmp_path: Path) -> None:
             processes.append(running.enter_context(forked(*arguments, setup=on_host)))
         ended = [process.wait() for process in processes]
     assert [one.returncode for one in ended] == [0, 0], ended
+    for one in ended:
+        assert (
+            "warning: this launch has no token, so any program that can connect to 198.18.0.1:29511 can" in one.stderr
+        )
     assert read_run(tmp_path / "run").topology.interface == "eth0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -32,29 +33,46 @@ def work(cpu_s: float) -> None:
         sum(range(500))
 
 
+class Watched(NamedTuple):
+    """Samples of this process, and its CPU time as the kernel gives it: other threads of the tests use some, too."""
+
+    samples: Resources
+    worked_s: float
+    slept_s: float
+
+
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Resources:
-    """Return samples of a process that computes, then allocates 64 MB and sleeps, at the rate of a real run."""
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """Watch a process that computes, then allocates 64 MB and sleeps, at the rate of a real run."""
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     started_s = time.perf_counter()
     monitor = RunMonitor(folder, 3, lambda: time.perf_counter() - started_s, CPU, first_on_host=True)
+    began_s = time.process_time()
     work(WORKED_S)
     monitor.sampler.sample()
     allocated = np.ones(64_000_000, np.uint8)
     monitor.sampler.sample()
+    asleep_s = time.process_time()
     time.sleep(SLEPT_S)
     monitor.close()
+    ended_s = time.process_time()
     assert allocated[-1] == 1
-    return read_resources(folder.path / "resources-3.csv")
+    return Watched(read_resources(folder.path / "resources-3.csv"), asleep_s - began_s, ended_s - asleep_s)
 
 
-def test_cpu_time_separates_work_from_sleep(watched: Resources) -> None:
-    times, cpu_s = watched["time_s"], watched["cpu_s"]
+@pytest.fixture
+def watched(observed: Watched) -> Resources:
+    """Return the samples alone."""
+    return observed.samples
+
+
+def test_cpu_time_separates_work_from_sleep(observed: Watched) -> None:
+    times, cpu_s = observed.samples["time_s"], observed.samples["cpu_s"]
     assert (np.diff(times) >= 0).all()
     asleep_s = times[-1] - SLEPT_S
     worked_s, slept_s = np.interp([asleep_s, times[-1]], times, cpu_s) - [cpu_s[0], np.interp(asleep_s, times, cpu_s)]
-    assert WORKED_S <= worked_s < WORKED_S + 0.2
-    assert slept_s < 0.15
+    assert WORKED_S <= worked_s < observed.worked_s + 0.2
+    assert slept_s < observed.slept_s + 0.15
 
 
 def test_allocated_memory_is_sampled(watched: Resources) -> None:

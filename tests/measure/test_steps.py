@@ -308,9 +308,7 @@ def test_steps_that_are_not_kept_have_times_but_no_rows(simulated: SimulatedTime
         watch.begin()
         simulated.spend(1)
         watch.lap(FORWARD)
-        operation = watch.operations.start(RowKind.ALL_REDUCE, 4, NO_PEER)
-        if operation is not None:
-            watch.operations.end(operation)
+        watch.operations.end(watch.operations.start(RowKind.ALL_REDUCE, 4, NO_PEER))
         times, rows = watch.read(watch.end())
         assert times.forward_s == 1
         recorded = {row[0] for row in [*rows, *watch.operations.take_rows()]}
@@ -323,7 +321,9 @@ def test_a_step_without_data_is_cancelled(simulated: SimulatedTime) -> None:
     watch = with_events()
     watch.begin()
     watch.drop()
-    assert watch.operations.start(RowKind.BROADCAST, 4, 0) is None, "operations of an evaluation belong to no step"
+    evaluated = watch.operations.start(RowKind.BROADCAST, 4, 0)
+    assert not evaluated.is_kept, "operations of an evaluation belong to no step"
+    watch.operations.end(evaluated)
     simulated.spend(5)
     watch.begin()
     simulated.spend(1)
@@ -335,7 +335,7 @@ def test_a_step_without_data_is_cancelled(simulated: SimulatedTime) -> None:
 def test_operations(simulated: SimulatedTime) -> None:
     watch = with_events()
     log = watch.operations
-    assert log.start(RowKind.ALL_REDUCE, 8, NO_PEER) is None, "no step has begun"
+    assert not log.start(RowKind.ALL_REDUCE, 8, NO_PEER).is_kept, "no step has begun"
     watch.begin()
     hidden = log.start(RowKind.ALL_REDUCE, 8, NO_PEER)
     simulated.spend(1)
@@ -352,7 +352,7 @@ def test_operations(simulated: SimulatedTime) -> None:
     log.end(hidden)
     log.mark_waiting(hidden)
     watch.end()
-    assert log.start(RowKind.ALL_REDUCE, 8, NO_PEER) is None
+    assert not log.start(RowKind.ALL_REDUCE, 8, NO_PEER).is_kept
     broadcast, reduce = log.take_rows()
     assert broadcast[:8] == (0, RowKind.BROADCAST, Purpose.BUFFERS, 0, 16, 1, 3, 1), (
         "a blocking operation is waited for from its start"

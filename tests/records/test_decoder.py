@@ -113,7 +113,8 @@ def test_the_undamaged_experiment_is_read(copied: Path) -> None:
 def test_a_damaged_summary(copied: Path, place: tuple[str | int, ...], value: Any, message: str) -> None:
     change(copied / RUN / "summary.json", *place, value=value)
     with pytest.raises(RecordError, match=message):
-        read_comparison(copied)
+        read_run(copied / RUN)
+    assert not read_comparison(copied).row("ddp").repeats, "the other runs are compared"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from paceline.records.examination import (
     read_examination,
     write_examination,
 )
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 from paceline.records.find import find_records
 
 
@@ -142,7 +142,7 @@ def test_an_experiment_and_its_comparison_include_it(tmp_path: Path) -> None:
     assert read_experiment(tmp_path / "without").examination is None
     assert read_comparison(tmp_path / "without").examination is None
     assert read_comparison(path).examination == examination()
-    assert collect_records(find_records([tmp_path / "without", path])).examination == examination()
+    assert collect_records(*find_records([tmp_path / "without", path])).examination == examination()
 
 
 def test_an_unreadable_examination_does_not_affect_the_rest_of_an_experiment(tmp_path: Path) -> None:

@@ -9,13 +9,9 @@ import pytest
 from experiments_on_disk import write_experiment
 from paceline.errors import RecordError
 from paceline.records import SCHEMA_VERSION
-from paceline.records.experiment import (
-    Candidate,
-    CompareDescription,
-    ExperimentFolder,
-    ExperimentRecord,
-    read_experiment,
-)
+from paceline.records.experiment.design import Candidate, CompareDescription
+from paceline.records.experiment.folder import ExperimentFolder
+from paceline.records.experiment.record import ExperimentRecord, read_experiment
 from paceline.records.find import find_records
 from run_models import PROVENANCE, compare_design
 
@@ -23,9 +19,10 @@ from run_models import PROVENANCE, compare_design
 def test_an_experiment_a_parent_and_the_same_twice(tmp_path: Path) -> None:
     one = write_experiment(tmp_path / "all" / "one")
     write_experiment(tmp_path / "all" / "two")
-    (found,) = find_records([one])
+    (found,), warnings = find_records([one])
+    assert warnings == []
     assert isinstance(found, ExperimentRecord)
-    assert [record.path.name for record in find_records([tmp_path / "all", one])] == ["one", "two"]
+    assert [record.path.name for record in find_records([tmp_path / "all", one])[0]] == ["one", "two"]
 
 
 def test_a_folder_without_records(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from commands import paceline
 from paceline.errors import RecordError
 from paceline.records import read_run
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 from paceline.records.growing_file import GrowingFile
 
 pytestmark = pytest.mark.takes(10)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from batch_on_disk import STEP_S, TEST_ACCURACY, RunEnds, read_batch_sizes, write_batch_sizes
-from paceline.analysis.batch.sizes import BatchSizes
+from paceline.analysis.batch.points import BatchSizes
 from paceline.report.batch_verdict import headline_sentence, next_command, sentences
 from paceline.report.page.batch import batch_plots, render_batch_sizes
 from paceline.report.tables.batch import write_batch_tables
@@ -49,6 +49,32 @@ def test_the_verdict_names_sizes_limits_and_prices(found: BatchSizes) -> None:
         "ddp on 2 ranks: when the first run of all ended (after 960.00 ms), batch 160 had the highest training "
         "accuracy, 68.8%.",
     ]
+
+
+def test_a_price_that_is_not_the_difference_of_the_medians_says_so(tmp_path: Path) -> None:
+    path = write_batch_sizes(tmp_path / "e", ranks=(1,))
+    for number, accuracies in enumerate([(0.90, 0.95, 0.99), (0.80, 0.86, 0.88)]):
+        for repeat, accuracy in enumerate(accuracies):
+            file = path / f"repeat-{repeat + 1}" / str(number + 1) / "summary.json"
+            content = json.loads(file.read_text())
+            content["test"]["accuracy"] = accuracy
+            file.write_text(json.dumps(content))
+    verdict = sentences(read_batch_sizes(path))
+    assert verdict[0].endswith(
+        "is 10.0 percentage points below that of batch 64 at equal epochs, paired by seed; the medians differ by 9.0."
+    )
+    (price,) = [own for own in verdict if "the speed costs" in own]
+    assert "batch 128 reaches a test accuracy of 86.0%, batch 64 95.0%: the speed costs 10.0 percentage" in price
+    assert price.endswith("), paired by seed; the medians differ by 9.0.")
+
+
+def test_a_ratio_that_contradicts_the_samples_per_second_has_a_note(tmp_path: Path) -> None:
+    times = {64: (4.00, 4.06, 8.0), 128: (8.18, 7.0, 14.0)}  # Per sample as in the test of `contradicts_medians`.
+    step_s = {("single", batch, repeat): own[repeat] for batch, own in times.items() for repeat in range(3)}
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(1,), step_s=step_s))
+    note = "single on 1, batch 128: the ratio to single on 1, batch 64 and the median times contradict each other"
+    assert [own for own in found.warnings if note in own]
+    assert note in printed(found)
 
 
 def test_the_next_command_trains_with_the_size_that_pays(found: BatchSizes, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.analysis.bottlenecks import Bottleneck, BottleneckKind
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.explanations import PART, SENTENCES, ExplainedCandidate, explain
 from run_models import topology
 

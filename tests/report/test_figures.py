@@ -21,7 +21,7 @@ from rich.table import Table
 from batch_on_disk import read_batch_sizes, write_batch_sizes
 from examinations import examination
 from experiments_on_disk import read_comparison, write_experiment
-from paceline.analysis.batch.sizes import BatchCurve, BatchSizes
+from paceline.analysis.batch.points import BatchCurve, BatchSizes
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.scaling.curves import Scaling, ScalingCurve

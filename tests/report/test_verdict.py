@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
-from paceline.records.experiment import Candidate, read_experiment
+from paceline.records.experiment.design import Candidate
+from paceline.records.experiment.record import read_experiment
 from paceline.report.terminal.comparison import to_json
 from paceline.report.verdict.next_command import next_command
 from paceline.report.verdict.sentences import sentences

@@ -13,7 +13,7 @@ from paceline.analysis.traffic.payload import payload_of
 from paceline.plans.framing import TO_RECEIVE_BYTES, TO_SEND_BYTES
 from paceline.plans.parameter_server import REPLY_BYTES
 from paceline.records.events import EpochEvent, LogEvent
-from paceline.records.experiment import ExperimentRecord, read_experiment
+from paceline.records.experiment.record import ExperimentRecord, read_experiment
 from paceline.records.reader import RunRecord
 from tries import eventually
 

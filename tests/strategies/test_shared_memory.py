@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from comm.test_payload import counted as count
-from comm.test_payload import matrix_of
+from comm.messages.test_payload import counted as count
+from comm.messages.test_payload import matrix_of
 from paceline.comm import Comm, open_comm
 from paceline.errors import UsageError
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, make_stopwatch

@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from cli.test_train import losses, train
 from paceline.analysis.steps.split import PARTS, split_of, split_steps
 from paceline.records import RunRecord, read_run
 from paceline.records.timeline import Purpose
+from paceline.training.checkpoints.storage.load import load
 from registered import LOSSLESS
 
 pytestmark = pytest.mark.gpu
@@ -47,6 +49,26 @@ def test_float16_trains_with_equal_weights_on_all_ranks(tmp_path: Path, strategy
     assert record.summary is not None
     assert record.summary.weight_divergence == 0
     assert record.summary.skipped_steps < 10
+
+
+@pytest.mark.parametrize(("ranks", "backend"), [("1", "nccl"), ("2", "gloo")])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_run_that_resumes_has_the_losses_of_one_that_never_stopped(
+    tmp_path: Path, ranks: str, backend: str, precision: str
+) -> None:
+    """Bit for bit: weights, momentum, random numbers of the GPU and the scale of the loss go on."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    options = ("--ranks", ranks, "--backend", backend, "--precision", precision, "--deterministic")
+    before = run(whole, *options, "--checkpoint-every", "4", "--keep", "9")
+    train("--resume", str(whole / "checkpoints" / "step-00000004"), "--out", str(resumed))
+    after = read_run(resumed)
+    assert losses(after) == losses(before)[4:]
+    first, second = (load(folder / "checkpoints" / "step-00000010") for folder in (whole, resumed))
+    assert second.info.loop["scaler"] == first.info.loop["scaler"]
+    assert (first.info.loop["scaler"] is not None) == (precision == "fp16")
+    for name, weight in first.state.model.items():
+        assert torch.equal(second.state.model[name], weight), name
+    assert first.info.random[0].cuda == second.info.random[0].cuda is not None
 
 
 def test_one_rank_speaks_nccl(tmp_path: Path) -> None:

@@ -113,6 +113,37 @@ class OtherKinds(AfterBackward):
             dist.broadcast(gradients[0], 0, group=self.comm.group)
 
 
+class SkipsScatter(AfterBackward):
+    """Incorrect: rank 1 skips the scatter of the fourth step."""
+
+    name: ClassVar[str] = "skips_scatter"
+    calls = 0
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:
+        """Gather the gradients on rank 0, and scatter the mean."""
+        self.calls += 1
+        for gradient in gradients:
+            on_0 = self.comm.rank == 0
+            parts = [torch.empty_like(gradient) for _ in range(self.comm.world_size)] if on_0 else None
+            dist.gather(gradient, parts, group_dst=0, group=self.comm.group)
+            means = [torch.stack(parts).mean(0)] * self.comm.world_size if parts is not None else None
+            if self.calls != 4 or self.comm.rank != 1:
+                dist.scatter(gradient, means, group_src=0, group=self.comm.group)
+
+
+class OtherMessages(AfterBackward):
+    """Incorrect: rank 0 sends more numbers, or fewer, than rank 1 receives, as PACELINE_TEST_NUMBERS says."""
+
+    name: ClassVar[str] = "other_messages"
+
+    def agree(self, gradients: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """Send numbers from rank 0 to rank 1."""
+        if self.comm.rank == 0:
+            dist.send(torch.zeros(int(os.environ["PACELINE_TEST_NUMBERS"])), group_dst=1, group=self.comm.group)
+        elif self.comm.rank == 1:
+            dist.recv(torch.zeros(100), group_src=0, group=self.comm.group)
+
+
 class Silent(AfterBackward):
     """Incorrect: exchanges nothing, so that the replicas drift apart."""
 

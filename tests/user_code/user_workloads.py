@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +81,10 @@ def fails_once() -> Workload:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "memory":
             torch.empty(2**60)
+        if how == "sleeps":
+            time.sleep(600)
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
         raise RuntimeError("sample 17 is damaged")
 
     return _with_loss(fail)
@@ -108,6 +114,29 @@ def hangs_on_rank_1() -> Workload:
             time.sleep(600)
 
     return _with_loss(hang)
+
+
+def keeps_the_lock() -> Workload:
+    """Return a workload in which native code keeps Python's lock on rank 1 after 3 steps."""
+
+    def hang(calls: int) -> None:
+        if _on_rank_1() and calls > 3:
+            mutex, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+            library.pthread_mutex_lock(mutex)
+            library.pthread_mutex_lock(mutex)  # Unlike a sleep, no signal ends this wait.
+
+    return _with_loss(hang)
+
+
+def busy_on_rank_1() -> Workload:
+    """Return a workload in which rank 1 computes for 8 s in one step, without any progress that it reports."""
+
+    def compute(calls: int) -> None:
+        began_s = time.monotonic()
+        while _on_rank_1() and calls == 4 and time.monotonic() < began_s + 8:
+            torch.ones(500, 500) @ torch.ones(500, 500)
+
+    return _with_loss(compute)
 
 
 def fails_while_rank_0_is_busy() -> Workload:
@@ -257,6 +286,33 @@ def server_fails() -> Workload:
     return Workload(
         model=model, train=_samples(), loss=F.cross_entropy, optimizer=lambda named: _OutOfOrder(named, lr=0.1)
     )
+
+
+def wider_on_rank_1() -> Workload:
+    """Return a model with another width on rank 1."""
+    width = 6 if _on_rank_1() else 5
+    return replace(plain(), model=nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3)))
+
+
+def integer_buffer_on_rank_1() -> Workload:
+    """Return a model with a buffer of another dtype on rank 1."""
+    made = plain()
+    made.model.register_buffer("mask", torch.ones(3, dtype=torch.int32 if _on_rank_1() else torch.bool))
+    return made
+
+
+def reordered_on_rank_1() -> Workload:
+    """Return a model whose layers were made in another order on rank 1."""
+    layers = OrderedDict((name, nn.Linear(4, 4)) for name in ("ba" if _on_rank_1() else "ab"))
+    return replace(plain(), model=nn.Sequential(nn.Sequential(layers), nn.Linear(4, 3)))
+
+
+def other_weights_on_rank_1() -> Workload:
+    """Return the model of `plain` with other weights on rank 1."""
+    made = plain()
+    if _on_rank_1():
+        nn.init.normal_(made.model.weight)
+    return made
 
 
 def _samples(count: int = 64) -> tuple[Tensor, Tensor]:

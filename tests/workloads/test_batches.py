@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from paceline.errors import UsageError, WorkloadError
 from paceline.workloads.batches import IndexedSource, LoaderSource, Share, Source, StreamSource, make_source
 from paceline.workloads.data.images import ImageSet
+from paceline.workloads.position import START, Position
 from paceline.workloads.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -239,17 +240,33 @@ def test_a_stream_leaves_out_a_batch_too_small_to_share_in_training_only() -> No
     assert [len(step) for step in walk(sources(batches, 2, micro_batches=2), 0)] == [12, 11]
 
 
-def test_a_stream_that_resumes_skips_trained_batches_alone() -> None:
-    """A batch that was too small to share was never trained, so it does not count among the samples to skip."""
-    batches = [NUMBERS[:2], NUMBERS[2:5], NUMBERS[5:7], NUMBERS[7:10], NUMBERS[10:13], NUMBERS[13:16]]
-    ranks = sources(batches, 3)
-    trained = walk(ranks, 0)
-    for done in range(len(trained) + 1):
-        skip = sum(map(len, trained[:done]))
-        left = [
-            target_of(ranks[0].fetch(piece)).tolist() for pieces in ranks[0].epoch(0, skip=skip) for piece in pieces
-        ]
-        assert left == [step[:1] for step in trained[done:]]
+SMALL_BATCHES = [NUMBERS[:2], NUMBERS[2:5], NUMBERS[5:7], NUMBERS[7:10], NUMBERS[10:12], NUMBERS[12:15]]
+
+
+def first_targets(source: Source, start: Position = START) -> list[Any]:
+    """Return the first target of each step, from a position."""
+    return [target_of(source.fetch(pieces[0])).tolist()[0] for pieces in source.epoch(0, start)]
+
+
+@pytest.mark.parametrize("before", [2, 3])
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_stream_resumes_on_any_number_of_ranks(before: int, after: int) -> None:
+    """A batch of 2 samples is trained by 2 ranks and too small for 3: which were read counts, not how many samples."""
+    (source, *_), (resumed, *_) = sources(SMALL_BATCHES, before), sources(SMALL_BATCHES, after)
+    steps, samples = source.epoch(0), 0
+    every = [(int(batch[0]), len(batch)) for batch in SMALL_BATCHES]
+    while next(steps, None) is not None:
+        samples += every[source.read_batches - 1][1]
+        left = every[source.read_batches :]
+        position = Position(epoch_samples=samples, epoch_batches=source.read_batches)
+        assert first_targets(resumed, position) == [first for first, size in left if size >= after]
+
+
+def test_a_stream_resumes_from_a_checkpoint_without_the_number_of_batches() -> None:
+    """By samples: a batch that was too small to share was never trained, so it does not count among them."""
+    (source, *_) = sources(SMALL_BATCHES, 3)
+    for done in range(4):
+        assert first_targets(source, Position(epoch_samples=3 * done)) == first_targets(source)[done:]
 
 
 def test_a_stream_knows_its_length_where_it_has_one() -> None:

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline.cli.main import run
-from paceline.config import RunConfig
+from paceline.config import LaunchConfig, RunConfig
 from paceline.config.recipe import Recipe
 from paceline.errors import UsageError
 from paceline.experiments.names import check_names
 from paceline.workloads import data
-from paceline.workloads.given_settings import check_built_in, check_recipe, check_replaced
+from paceline.workloads.given_settings import check_built_in, check_needed, check_recipe, check_replaced
 from paceline.workloads.load import load_workload
 from paceline.workloads.models import MODELS
 from paceline.workloads.names import RESIDUAL_MODELS
@@ -206,3 +206,17 @@ def test_names_say_which_data_is_augmented_and_which_models_are_residual() -> No
                 zero_gamma(model)
     with pytest.raises(UsageError, match="--cutout has no effect"):
         check_built_in(RunConfig(data=SMALL, cutout=4))
+
+
+@pytest.mark.parametrize("option", [("--keep", "3"), ("--on-checkpoint-error", "stop"), ("--grace", "5")])
+def test_settings_of_checkpoints_without_checkpoints(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "cnn", *option]) == 2
+    said = capsys.readouterr().err
+    assert f"error: {option[0]} has no effect without --checkpoint-every." in said
+    assert "hint: add --checkpoint-every, or leave it out" in said
+
+
+def test_settings_of_checkpoints_with_checkpoints() -> None:
+    check_needed(RunConfig(keep=3, checkpoint_every="10", checkpoint="off"), LaunchConfig(grace=5))

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from paceline.errors import UsageError, WorkloadError
 from paceline.workloads.batches import Share, Source, make_source
+from paceline.workloads.position import Position
 from paceline.workloads.tickets import Tickets
 
 SIZE, BATCH = 40, 8
@@ -160,7 +161,11 @@ def test_a_sampler_with_its_own_generator_resumes_in_any_epoch() -> None:
         return source_of(loader_of(RandomSampler(DATA, num_samples=30, generator=torch.Generator().manual_seed(7))))
 
     def samples(source: Source, epoch: int, skip: int = 0) -> list[int]:
-        return [sample for (piece,) in source.epoch(epoch, skip) for sample in source.fetch(piece)[0].tolist()]
+        return [
+            sample
+            for (piece,) in source.epoch(epoch, Position(epoch_samples=skip))
+            for sample in source.fetch(piece)[0].tolist()
+        ]
 
     whole = make()
     epochs = [samples(whole, epoch) for epoch in range(4)]

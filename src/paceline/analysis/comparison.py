@@ -31,11 +31,10 @@ from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of
 from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.errors import DivergenceError
-from paceline.formatting import join_names
 from paceline.records import RunRecord
 from paceline.records.events import EvaluationEvent, FailureEvent, InterruptedEvent, ParityEvent, events_of
 from paceline.records.examination import Examination
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.summary import StalenessSummary, Summary
 from paceline.records.writer import json_safe
 
@@ -301,7 +300,7 @@ def compare(record_set: RecordSet) -> Comparison:
         loss_differences=loss_differences(record_set, reference),
         warnings=[
             *_other_reference(record_set, reference, failures),
-            *_contradictions([row.candidate.name for row in rows if row.is_measured], reference, costs),
+            *costs.contradictions((row.candidate.name, reference) for row in rows if row.is_measured and reference),
             *caveats(record_set, spreads),
         ],
         interrupted=bool(events_of(record_set.events, InterruptedEvent)),
@@ -345,17 +344,6 @@ def _other_reference(record_set: RecordSet, reference: str | None, failed: Colle
     if record_set.reference is not None and reference != record_set.reference:
         reason = "failed" if record_set.reference in failed else "was not measured"
         yield f"{record_set.reference} {reason}, so ratios are relative to {reference}."
-
-
-def _contradictions(names: Sequence[str], reference: str | None, costs: CostTable) -> Iterable[str]:
-    """Yield a note on candidates whose ratio to the reference contradicts the median times beside it."""
-    found = [name for name in names if reference is not None and costs.contradicts_medians(name, reference)]
-    if found:
-        yield (
-            f"{join_names(found)}: the ratio to {reference} and the median times contradict each other, because ratios "
-            "are paired by repeat and medians are not. The ratio is more reliable, since the load of the machine "
-            "changes from repeat to repeat."
-        )
 
 
 def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: CostTable) -> Candidate | None:

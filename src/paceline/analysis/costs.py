@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from paceline.analysis.moderated_variance import Variance, prior_of_pair, prior_
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import LEVEL, Estimate, median_time, paired_ratio
 from paceline.analysis.steps.timing import counted_windows, step_time, windows_of
+from paceline.formatting import join_names
 from paceline.records import RunRecord
 from paceline.records.events import LogEvent
 
@@ -59,6 +60,19 @@ class CostTable(Mapping[str, Mapping[Any, float]]):
         medians = median_time(self.costs[one].values()) / median_time(self.costs[other].values())
         differences = ratio.value - 1, medians - 1
         return differences[0] * differences[1] < 0 and min(map(abs, differences)) > VISIBLE
+
+    def contradictions(self, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+        """Yield notes on pairs (candidate, reference) whose ratio contradicts the median times beside it."""
+        found: dict[str, list[str]] = {}
+        for name, reference in dict.fromkeys(pairs):
+            if self.contradicts_medians(name, reference):
+                found.setdefault(reference, []).append(name)
+        for reference, names in found.items():
+            yield (
+                f"{join_names(names)}: the ratio to {reference} and the median times contradict each other, because "
+                "ratios are paired by repeat and medians are not. The ratio is more reliable, since the load of the "
+                "machine changes from repeat to repeat."
+            )
 
     def level_prior(self, name: str) -> Variance | None:
         """Return the prior for the variance of a candidate's own times.

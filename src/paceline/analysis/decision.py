@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from paceline.analysis.costs import CostTable
 from paceline.analysis.statistics import Estimate, median_time
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 
 ERROR_RATE = 0.05
 """Probability that an experiment names a winner although there is none, over all its interim analyses."""

@@ -13,7 +13,7 @@ from typing import Literal
 from paceline.analysis.divergence import divergence_of
 from paceline.analysis.record_set import RecordSet
 from paceline.records import Summary
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 
 Exclusion = Literal["asynchronous", "lossy", "replicas_differ", "diverged"]
 """Reason: ranks do not step together; the gradient is not the mean gradient; replicas that should be equal differ; it

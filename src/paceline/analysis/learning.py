@@ -13,7 +13,7 @@ from paceline.analysis.divergence import divergence_of
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import MIN_REPEATS, Estimate, paired_difference
 from paceline.records import RunRecord
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.summary import EvaluationResult
 
 Repeat = tuple[int, int]

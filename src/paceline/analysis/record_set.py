@@ -15,7 +15,8 @@ from paceline.config.setting import select
 from paceline.records import RunRecord
 from paceline.records.events import CandidateEvent, ContinuedEvent, ExperimentEvent
 from paceline.records.examination import Examination
-from paceline.records.experiment import Candidate, CandidateRole, Design, ExperimentRecord
+from paceline.records.experiment.design import Candidate, CandidateRole, Design
+from paceline.records.experiment.record import ExperimentRecord
 from paceline.records.provenance import Provenance
 from paceline.records.settings import Settings
 
@@ -95,8 +96,11 @@ class _RecordSource:
     read_warnings: list[str] = field(default_factory=list)
 
 
-def collect_records(records: Sequence[ExperimentRecord | RunRecord]) -> RecordSet:
-    """Combine records into one set; candidates of the same name in different records get distinct names."""
+def collect_records(records: Sequence[ExperimentRecord | RunRecord], read_warnings: Sequence[str] = ()) -> RecordSet:
+    """Combine records into one set; candidates of the same name in different records get distinct names.
+
+    `read_warnings` has a sentence on each record that was left out, because it is damaged.
+    """
     sources = _sources(records)
     candidates, runs, events = list[Candidate](), list[RecordedRun](), list[ExperimentEvent]()
     reference = None
@@ -121,7 +125,7 @@ def collect_records(records: Sequence[ExperimentRecord | RunRecord]) -> RecordSe
         provenances=[provenance for source in sources for provenance in source.provenances],
         config=_shared([source.config for source in sources]),
         examination=next((source.examination for source in sources if source.examination is not None), None),
-        read_warnings=[warning for source in sources for warning in source.read_warnings],
+        read_warnings=[*read_warnings, *[warning for source in sources for warning in source.read_warnings]],
     )
 
 
@@ -182,6 +186,7 @@ def _of_runs(runs: list[RunRecord]) -> _RecordSource:
         provenances=[run.provenance for run in runs],
         config=shared,
         run_config=shared,
+        read_warnings=[warning for run in runs for warning in run.read_warnings],
     )
 
 

@@ -133,20 +133,20 @@ class _Launch:
 class TimeEstimator:
     """Estimate of the remaining time; the engine reports what happens, displays ask for `remaining` from any thread.
 
-    `guesses` has the expected seconds of parts before anything is measured, and `slowdown` the factor by which the
-    present load of the machine may lengthen them. Without guesses there is no estimate until one part of each kind was
-    measured. `clock` returns seconds, on the same clock as the boundaries of a launch.
+    `guesses` has the expected seconds of parts before anything is measured, and `slowdowns` the factors by which the
+    present load of the machine may lengthen them, 1 for parts that are missing. Without guesses there is no estimate
+    until one part of each kind was measured. `clock` returns seconds, on the same clock as the boundaries of a launch.
     """
 
     def __init__(
         self,
         guesses: Mapping[Part, float] | None = None,
+        slowdowns: Mapping[Part, float] | None = None,
         *,
-        slowdown: float = 1.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._guesses = dict(guesses or {})
-        self._slowdown = slowdown
+        self._slowdowns = dict(slowdowns or {})
         self._clock = clock
         self._measured: dict[Part, list[float]] = {}
         self._expected: dict[str, dict[Part, tuple[int, int]]] = {}
@@ -284,7 +284,7 @@ class TimeEstimator:
             return _within(list(others.values()), UNLIKE_OTHERS)
         if guess is None:
             return None
-        slowdown, factor = self._slowdown, TRIED if part.kind in TRIED_KINDS else GUESSED
+        slowdown, factor = self._slowdowns.get(part, 1.0), TRIED if part.kind in TRIED_KINDS else GUESSED
         known = [other for other in self._measured if self._guesses.get(other)]
         if not known:  # A load of short programs slows ranks down less than one that lasts.
             expected = _within([guess * math.sqrt(slowdown)], factor)

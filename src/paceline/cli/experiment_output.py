@@ -42,8 +42,11 @@ class ExperimentOutput:
         return any(row.step_s for row in self.rows)
 
 
-def analyse_records(records: Sequence[Record]) -> ExperimentOutput:
-    """Analyse an experiment over ranks or batch sizes as such, and all other records as one comparison."""
+def analyse_records(records: Sequence[Record], read_warnings: Sequence[str] = ()) -> ExperimentOutput:
+    """Analyse an experiment over ranks or batch sizes as such, and all other records as one comparison.
+
+    `read_warnings` has a sentence on each record that was left out, because it is damaged.
+    """
     from paceline.analysis.record_set import collect_records
     from paceline.records.schema import BATCH_KIND, SCALE_KIND
 
@@ -55,7 +58,7 @@ def analyse_records(records: Sequence[Record]) -> ExperimentOutput:
             f"{names[kind]} cannot be compared with other records.",
             hint=f"give only the folder of one `paceline {kind}` experiment",
         )
-    record_set = collect_records(records)
+    record_set = collect_records(records, read_warnings)
     return _comparison_output(record_set) if kind is None else outputs[kind](record_set)
 
 
@@ -127,7 +130,7 @@ def run_and_report(
     not the report, even if it is pressed several times. After a failure, the runs measured before it are reported, then
     the error is raised. If the experiment is not finished, the command that continues it is printed.
     """
-    from paceline.records.experiment import read_experiment
+    from paceline.records.experiment.record import read_experiment
     from paceline.records.provenance import command_line, with_out
 
     folders: list[Path] = []

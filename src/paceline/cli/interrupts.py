@@ -3,7 +3,7 @@
 A `CtrlCHandler` handles SIGINT from the start of a command to its end; torch's launcher does not handle it. SIGTERM, as
 sent by `kill` and Slurm, SIGUSR1, which Slurm sends on request, and SIGHUP, sent when a terminal is closed, have the
 same effect. While ranks run, torch's launcher handles these three, and `launch/elastic.py` raises KeyboardInterrupt;
-the ranks of a run with checkpoints write one first (`launch/stop_signals.py`).
+the ranks of a run with checkpoints write one first (`launch/faults/stop_signals.py`).
 
     during the measurement        raises KeyboardInterrupt, as Python does
     while that propagates         only recorded, so that ranks are stopped and displays closed completely

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 def message_console() -> Console:
     """Return the console for messages, on stderr; rich is imported only here, when a message is printed."""
-    from rich.console import Console
+    from paceline.cli.escaping_console import EscapingConsole
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return EscapingConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def display_console() -> Console:
     """Return the console for live displays, on stderr. Tables are cropped to the terminal, so it wraps no lines."""
-    from rich.console import Console
+    from paceline.cli.escaping_console import EscapingConsole
 
-    return Console(stderr=True, highlight=False)
+    return EscapingConsole(stderr=True, highlight=False)
 
 
 def data_console() -> Console:
     """Return the console for tables, on stdout: as wide as the terminal, or 150 columns in a file or pipe."""
-    from rich.console import Console
+    from paceline.cli.escaping_console import EscapingConsole
 
-    console = Console(highlight=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=150)
+    console = EscapingConsole(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else EscapingConsole(highlight=False, width=150)
 
 
 def print_json(content: Any) -> None:

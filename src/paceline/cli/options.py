@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from paceline.cli.requests import LaunchRequest, Request
 from paceline.config.fields import TEXTS, field_docs, from_mapping, own_fields_first, owners, read_toml
 from paceline.config.setting import metadata_of, union_members
+from paceline.errors import UsageError
 
 RequestType = TypeVar("RequestType", bound=Request)
 OtherFields = Callable[[typer.Context], Mapping[str, Any]]
@@ -88,7 +89,11 @@ def request_parser(
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
         for name, config_type in configs.items():
             own_settings = {key: value for key, value in settings.items() if owner.get(key) is config_type}
-            values[name] = from_mapping(config_type, own_settings)
+            try:
+                values[name] = from_mapping(config_type, own_settings)
+            except UsageError as error:
+                of_file = {key: value for key, value in own_settings.items() if key not in on_command_line}
+                raise _naming_file(error, config_file, config_type, of_file) from None
         if issubclass(request_type, LaunchRequest):
             values["given"] = frozenset(settings)
         return request_type(**values, **other_fields(context))
@@ -97,6 +102,18 @@ def request_parser(
     parse_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     parse_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return parse_options
+
+
+def _naming_file(
+    error: UsageError, config_file: Path | None, config_type: type, settings: Mapping[str, Any]
+) -> UsageError:
+    """Return the error for settings that are refused; it names the TOML file if the file's settings alone cause it."""
+    try:
+        from_mapping(config_type, settings)
+    except UsageError as other:
+        if config_file is not None and other.message == error.message:
+            return UsageError(f"{config_file} is refused: {error.message}", hint=error.hint)
+    return error
 
 
 def _alternatives(owner: Mapping[str, type]) -> dict[str, str]:

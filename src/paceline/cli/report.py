@@ -61,7 +61,7 @@ class ReportRequest(Request):
         from paceline.records.schema import REPORT_FILE
         from paceline.report.trace import NOTHING_TO_TRACE, format_trace_paths, write_traces
 
-        output = analyse_records(find_records(list(self.folders)))
+        output = analyse_records(*find_records(list(self.folders)))
         page = self.out or (self.folders[0] / REPORT_FILE if len(self.folders) == 1 else Path(REPORT_FILE))
         tables = output.write_tables(self.csv) if self.csv else []
         traces: list[Path] = []

@@ -74,6 +74,12 @@ class LaunchRequest(Request):
         """Words that make the command go on in its folder, or begin; none if it does so anyway."""
         return ()
 
+    def check_submitted(self) -> None:
+        """Raise if the command cannot run as a job, whose record has a new folder unless `out` names one."""
+        from paceline.workloads.given_settings import check_needed
+
+        check_needed(self.run, self.launch)
+
     def on_emulated_host(self, host: EmulationInfo) -> Self:
         """Return the request that one host of an emulation carries out."""
         return replace(self, launch=self.launch.on_emulated_host(host))

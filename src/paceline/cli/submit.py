@@ -141,6 +141,7 @@ def make_job(command: LaunchRequest, options: SubmitRequest) -> BatchJob:
     """Check the command now, so that an error is found before it waits in the queue, and return its Slurm job."""
     from paceline.experiments.names import check_all_names
 
+    command.check_submitted()
     check_all_names(command.configs)
     shape = choose_job_shape(
         command,

@@ -54,6 +54,18 @@ class TrainRequest(LaunchRequest):
             )
         return ()
 
+    def check_submitted(self) -> None:
+        from paceline.experiments.resume import LATEST
+
+        if self.resume is None:  # The settings of a run that resumes are in its checkpoint.
+            super().check_submitted()
+        if self.resume == LATEST and self.out is None:
+            raise UsageError(
+                "--resume latest was given without --out: the job would write to a new folder, which has no "
+                "checkpoints.",
+                hint="name the folder of the run to go on with: --out FOLDER; or its checkpoint: --resume PATH",
+            )
+
     def carry_out(self) -> int:
         """Train, then print the summary."""
         from paceline.experiments.resume import prepare_resume

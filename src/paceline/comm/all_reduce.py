@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.comm.messages import Message, irecv, isend
+from paceline.comm.messages.typed import Message, irecv, isend
 from paceline.plans.cuts import SEGMENT_KB
 from paceline.plans.schedule import AllReduceAlgorithm, Incoming, Outgoing, Schedule
 

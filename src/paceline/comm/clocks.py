@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.measure.host import clock_id
 
 EXCHANGES = 10

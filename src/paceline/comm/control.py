@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.comm.messages.packed_tensors import receive_without_timeout
 from paceline.measure.operations import OperationLog
 from paceline.records.timeline import NO_PEER, Purpose, RowKind
+
+WorkT = TypeVar("WorkT")
 
 
 class ControlChannel:
@@ -55,6 +59,22 @@ class ControlChannel:
         """Wait until every rank has called this."""
         self._all_reduce(torch.zeros(1, dtype=torch.uint8), dist.ReduceOp.MAX)
 
+    def while_others_wait(self, work: Callable[[], WorkT]) -> WorkT | None:
+        """Do work on rank 0 that may take longer than the time-out of the group; return its result there, else None.
+
+        Every rank calls this, and the others wait as long as it takes. They go on however the work ends, and if rank 0
+        dies they get an error, because its connection is closed.
+        """
+        done = torch.zeros(1, dtype=torch.uint8)
+        if self.group.rank():
+            receive_without_timeout(done, 0, self.group)
+            return None
+        try:
+            return work()
+        finally:
+            for rank in range(1, self.group.size()):
+                dist.send(done, group_dst=rank, group=self.group)
+
     def _all_reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
         with self._recorded(RowKind.ALL_REDUCE, values.nbytes):
             dist.all_reduce(values, how, group=self.group)
@@ -69,6 +89,9 @@ class ControlChannel:
             return
         with log.carrying(Purpose.CONTROL):
             operation = log.start(kind, size, NO_PEER, blocking=True)
-        yield
-        if operation is not None:
-            log.end(operation)
+        try:
+            yield
+        except BaseException:
+            log.drop(operation)
+            raise
+        log.end(operation)

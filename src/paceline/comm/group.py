@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.control import ControlChannel
-from paceline.comm.json_messages import as_bytes, gather_typed, receive_typed, send_typed
-from paceline.comm.local_group import NewGroup, local_group_factory
-from paceline.comm.owned_groups import OwnedGroups
-from paceline.comm.timed_group import carrying, timed_group
+from paceline.comm.groups.checked import checked_group
+from paceline.comm.groups.collective_check import CollectiveCheck, open_check
+from paceline.comm.groups.local import NewGroup, local_group_factory
+from paceline.comm.groups.owned import OwnedGroups
+from paceline.comm.groups.timed import carrying, timed_group
+from paceline.comm.messages.json_messages import as_bytes, gather_typed, receive_typed, send_typed
 from paceline.measure.host import memory_id
 from paceline.measure.operations import OperationLog
 from paceline.measure.sockets import SocketName, connections, open_sockets
@@ -47,6 +49,8 @@ class Comm:
     owned: OwnedGroups = field(default_factory=OwnedGroups)
     """All groups of the run and their sockets, for counting traffic."""
     _group_with_servers: dist.ProcessGroup | None = None
+    _check: CollectiveCheck | None = None
+    """Check of collectives, if the user wants it."""
     _subgroup_numbers: Iterator[int] = field(default_factory=itertools.count)
     """Numbers for the names of subgroups, the same on all ranks."""
     _main_memory_groups: list[dist.ProcessGroup] = field(default_factory=list)
@@ -74,7 +78,7 @@ class Comm:
         if self.world_size < dist.get_world_size():
             make = local_group_factory(f"{self.group.group_name}-{next(self._subgroup_numbers)}")
         before = open_sockets()
-        group = _make_group(in_world, backend or self.backend, self.timeout_s, self._log, members, make)
+        group = _make_group(in_world, backend or self.backend, self.timeout_s, self._log, self._check, members, make)
         if self.rank in members:
             self.owned.add(group, _sockets_since(before, backend or self.backend))
         return group
@@ -126,19 +130,22 @@ def open_comm(
     timeout_s: float,
     stopwatch: Stopwatch | None = None,
     servers: Sequence[int] = (),
+    check_collectives: bool = False,
 ) -> Comm | None:
     """Create the groups of a run among `ranks` of the world. All ranks call this; it returns None on other ranks.
 
     If the stopwatch has an operation log, the strategy's operations are recorded there. `servers` are further ranks,
-    which do not train; they are not members of `group` and `control`, and have no stopwatch.
+    which do not train; they are not members of `group` and `control`, and have no stopwatch. With `check_collectives`,
+    ranks compare every operation before it runs.
     """
+    check = open_check() if check_collectives and dist.get_world_size() > 1 else None
     log = None if stopwatch is None else stopwatch.operations
     before = open_sockets()
-    group = _make_group(ranks, backend, timeout_s, log)
+    group = _make_group(ranks, backend, timeout_s, log, check)
     sockets = _sockets_since(before, backend)
-    control = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=timeout_s))
+    control = _make_group(ranks, "gloo", timeout_s, None, check)
     before = open_sockets()
-    with_servers = _make_group([*ranks, *servers], "gloo", timeout_s, log) if servers else None
+    with_servers = _make_group([*ranks, *servers], "gloo", timeout_s, log, check) if servers else None
     sockets_to_servers = _sockets_since(before, "gloo") if servers else frozenset()
     rank, is_worker = dist.get_rank(), dist.get_rank() in ranks
     if rank not in (*ranks, *servers):
@@ -162,6 +169,7 @@ def open_comm(
         hosts=group_by_host(gather_typed(memory_id(), str, channel)) if is_worker else (),
         owned=owned,
         _group_with_servers=with_servers,
+        _check=check,
     )
     if servers:
         owned.server_connections.update(_server_connections(comm))
@@ -199,14 +207,21 @@ def _make_group(
     backend: str,
     timeout_s: float,
     log: OperationLog | None,
+    check: CollectiveCheck | None = None,
     members: Sequence[int] | None = None,
     new_group: NewGroup = dist.new_group,
 ) -> dist.ProcessGroup:
-    """Create a group of ranks of the world, timed if there is a log; `members` are their ranks in the run."""
+    """Create a group of ranks of the world, timed if there is a log, and checked if there is a check.
+
+    `members` are the ranks of the run.
+    """
     timeout = timedelta(seconds=timeout_s)
+    group = new_group(list(ranks), backend=backend, timeout=timeout)
+    if check is not None:
+        group = checked_group(ranks, group, timeout, check, members, new_group)
     if log is not None:
-        return timed_group(ranks, backend, timeout, log, members, new_group)
-    return new_group(list(ranks), backend=backend, timeout=timeout)
+        group = timed_group(ranks, group, timeout, log, members, new_group)
+    return group
 
 
 def close_comm(comm: Comm) -> None:

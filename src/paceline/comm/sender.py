@@ -18,11 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.group import Comm
+from paceline.comm.groups.delegating import inner_groups
+from paceline.comm.messages.packed_tensors import abort_connections
 
 OPERATIONS_PER_GROUP = 2
 """Operations that one Gloo group runs at the same time; for a larger window, several groups are used in turn."""
 CLOSE_TIMEOUT_S = 5.0
-"""Longest time that `close` waits. An all-reduce that a peer never starts only ends with the group's time-out."""
+"""Longest time that `close` waits. An NCCL all-reduce that a peer never starts only ends with the group's time-out."""
 
 
 @dataclass(eq=False)
@@ -52,6 +54,8 @@ class Sender:
         self._window = window
         self._changed = threading.Condition()
         self._queue: deque[Slice] = deque()
+        self._in_progress: deque[dist.Work] = deque()
+        """The last all-reduces that were started, at most as many as the window."""
         self._step: int | None = None
         self._is_timed = False
         self._is_closed = False
@@ -90,10 +94,17 @@ class Sender:
             raise
 
     def close(self) -> None:
-        """Stop the thread. Wait at most `CLOSE_TIMEOUT_S` for all-reduces in progress."""
+        """Stop the thread; all-reduces in progress fail, on all ranks.
+
+        After an error a rank may not have started those that others wait for. The groups are used here only, so their
+        connections can be closed.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        if self._comm.backend == "gloo" and (self._queue or not all(work.is_completed() for work in self._in_progress)):
+            for group in self._groups:
+                abort_connections((self._comm.rank + 1) % self._comm.world_size, inner_groups(group)[-1])
         self._thread.join(CLOSE_TIMEOUT_S)
         self._queue.clear()
         self._groups = []
@@ -111,13 +122,14 @@ class Sender:
         one.work.wait()
 
     def _run(self) -> None:
-        in_progress: deque[dist.Work] = deque()
+        in_progress = self._in_progress
         try:
             if self._comm.device.type == "cuda":
                 torch.cuda.set_device(self._comm.device)
             while (one := self._next()) is not None:
                 if len(in_progress) >= self._window:
-                    in_progress.popleft().wait()
+                    in_progress[0].wait()
+                    in_progress.popleft()
                 in_progress.append(self._start(one))
         except BaseException as error:
             with self._changed:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.records.summary import UntrackedCounts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +13,12 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d, rendezvous  # type: ignore[attr-defined]
 
 from paceline.comm.network import LOOPBACK, choose_interface
+from paceline.comm.stores.rank_handshake import shake_hands
+from paceline.comm.stores.signed import SignedStore
 from paceline.config import launched
 from paceline.errors import LaunchError
+from paceline.measure.activity import ACTIVITY, IDLE
+from paceline.signing import TOKEN_VARIABLE, Signer, job_signer
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ class World:
 
     def wait_for(self, key: str, poll_s: float = 0.1) -> str:
         """Wait for an announced value and return it. There is no time-out: on a failure the launcher ends this rank."""
-        while not self.store.check([key]):
-            time.sleep(poll_s)
+        with ACTIVITY.doing(IDLE):
+            while not self.store.check([key]):
+                time.sleep(poll_s)
         value: bytes = self.store.get(key)
         return value.decode()
 
@@ -74,7 +80,7 @@ def join_world(*, timeout_s: float, iface: str | None = None, before_connect: Be
     interface = given or choose_interface(master, all_on_this_host=local_size == size).name
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    store = _launch_store(rank, timeout)
+    store = _launch_store(rank, size, timeout)
     if before_connect is not None:
         before_connect(PrefixStore("before_connect", store), rank, size, interface)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
@@ -112,25 +118,43 @@ _launch_stores: dict[tuple[str | None, ...], _LaunchStore] = {}
 """Stores by the values of the environment that describe the launch."""
 
 
-def _launch_store(rank: int, timeout: timedelta) -> Store:
+def _launch_store(rank: int, size: int, timeout: timedelta) -> Store:
     """Return the launcher's store, in each world with another prefix: the keys of an earlier world are still in it.
 
-    All ranks join the same worlds in the same order, so they count alike.
+    All ranks join the same worlds in the same order, so they count alike. With a key or a token, its values are signed.
     """
     launch = tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"))
     if launch not in _launch_stores:
         try:
-            _launch_stores[launch] = _LaunchStore(next(rendezvous("env://", timeout=timeout))[0])
+            opened = next(rendezvous("env://", timeout=timeout))[0]
         except dist.DistNetworkError as error:
             where = f"{os.environ.get('MASTER_ADDR', LOOPBACK)}:{os.environ.get('MASTER_PORT')}"
             raise LaunchError(
                 f"rank {rank} cannot reach the master at {where}: {error}",
                 hint="check that the command runs on the master, too, and that no firewall blocks the port",
             ) from None
+        _launch_stores[launch] = _LaunchStore(_signed(opened, rank, size, timeout))
     launched_store = _launch_stores[launch]
     launched_store.store.set_timeout(timeout)
     launched_store.joins += 1
     return PrefixStore(f"world-{launched_store.joins}", launched_store.store)
+
+
+def _signed(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return a store whose values are signed, so that nobody else can take a rank's place in it.
+
+    The key is that of the job, or follows from the token that the user gives to torchrun's ranks. Without both, values
+    are not signed.
+    """
+    signer, token = job_signer(), os.environ.pop(TOKEN_VARIABLE, "")
+    if signer is not None:
+        while isinstance(
+            store, PrefixStore
+        ):  # The launcher, which signs with the same key, knows no prefix of torch's.
+            store = store.underlying_store
+    elif token:
+        signer = shake_hands(store, Signer(token.encode()), rank, size, timeout.total_seconds())
+    return store if signer is None else SignedStore(store, signer, lambda text: print(text, file=sys.stderr))
 
 
 @dataclass

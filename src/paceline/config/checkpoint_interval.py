@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paceline.config.whole_number import whole_number
 from paceline.errors import UsageError
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+_TIME = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([smh])", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +25,8 @@ class CheckpointInterval:
         """Parse `100`, `30s`, `10m`, `1h` or `epoch`; raise a `UsageError` that names the option otherwise."""
         if text == "epoch":
             return cls(epochs=1)
-        if text.isascii() and text.isdecimal() and int(text) > 0:
-            return cls(steps=int(text))
+        if steps := whole_number(text):
+            return cls(steps=steps)
         time = _TIME.fullmatch(text)
         if time is not None and float(time[1]) > 0:
             return cls(seconds=float(time[1]) * _UNITS_S[time[2]])

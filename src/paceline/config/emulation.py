@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
+from paceline.config.whole_number import whole_number
 from paceline.errors import UsageError
 from paceline.formatting import bit_rate, plural, short
 
@@ -21,9 +22,11 @@ _RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _DELAY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LEAST_RATE, _LARGEST_RATE = 100e3, 100e9
 _LONGEST_DELAY_S = 10.0
-_NUMBER = r"\d+(?:\.\d+)?"
+_NUMBER = r"\d{1,18}(?:\.\d{1,18})?"
 _GROUP = re.compile(
-    rf"(?P<count>\d+)(?:@(?P<rate>{_NUMBER})(?P<rate_unit>[a-zA-Z]*))?(?:\+(?P<delay>{_NUMBER})(?P<delay_unit>[a-zA-Z]*))?"
+    rf"(?P<count>\d+)(?:@(?P<rate>{_NUMBER})(?P<rate_unit>[a-zA-Z]*))?"
+    rf"(?:\+(?P<delay>{_NUMBER})(?P<delay_unit>[a-zA-Z]*))?",
+    re.ASCII,
 )
 _FORMS = "write it as 4, 4@200mbit, 4@200mbit+5ms or 2@1gbit,2@100mbit"
 
@@ -55,7 +58,8 @@ def parse_hosts(text: str) -> tuple[EmulatedHostSpec, ...]:
             raise UsageError(f"a rate in --emulate {text!r} is out of range.", hint="use 100kbit to 100gbit")
         if delay is not None and not 0 < delay <= _LONGEST_DELAY_S:
             raise UsageError(f"a delay in --emulate {text!r} is out of range.", hint="use more than 0 and at most 10s")
-        hosts += [EmulatedHostSpec(rate, delay)] * min(int(match["count"]), MOST_HOSTS + 1)
+        count = whole_number(match["count"])
+        hosts += [EmulatedHostSpec(rate, delay)] * (MOST_HOSTS + 1 if count is None else min(count, MOST_HOSTS + 1))
     if not 0 < len(hosts) <= MOST_HOSTS:
         number = "no" if not hosts else f"more than {MOST_HOSTS}"
         raise UsageError(f"--emulate {text!r} asks for {number} hosts.", hint=f"ask for 1 to {MOST_HOSTS}")

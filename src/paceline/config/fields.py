@@ -61,11 +61,18 @@ def read_toml(
     `option` is the option that named the file.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Some editors write a byte order mark.
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.", hint=f"{option} takes a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from None
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
+        raise UsageError(f"{path} is not UTF-8 text: {found}.", hint="save the file as UTF-8") from None
+    except ValueError as error:  # Of tomllib, or for a number with thousands of digits.
+        raise UsageError(
+            f"{path} is not valid TOML: {error}.", hint="write a setting per line, as key = value"
+        ) from None
+    except RecursionError:
+        raise UsageError(f"{path} is not valid TOML: it is nested too deeply.") from None
     known = {name: kind for name, kind in owners(*kinds).items() if name not in without}
     settings: dict[str, Any] = {}
     for written, value in values.items():

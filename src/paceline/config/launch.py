@@ -32,6 +32,9 @@ class LaunchConfig:
     """Number of this host, from 0; host 0 is the one that --master names."""
     master: str | None = setting(None, per_host=True)
     """ADDRESS:PORT of host 0, to which all hosts connect [default: a free port on the loopback address]."""
+    token_file: str | None = setting(None, per_host=True)
+    """File with the token that all hosts share, readable by you alone (mode 0600); host 0 creates it if it is missing
+    [default: the variable PACELINE_TOKEN; none is needed on one host]."""
     iface: str | None = setting(None, per_host=True)
     """Network interface to use on this host [default: the one on the route to the master]."""
     threads: int | None = setting(None, bound=POSITIVE, per_host=True)
@@ -47,7 +50,7 @@ class LaunchConfig:
     min_hosts: int | None = setting(None, bound=POSITIVE, unused_by=EXPERIMENTS)
     """Fewest hosts to go on with if others are lost; the global batch stays. Needs --max-restarts and --ranks-per-host
     [default: all hosts]."""
-    grace: float = setting(30.0, bound=POSITIVE, unused_by=EXPERIMENTS)
+    grace: float = setting(30.0, bound=POSITIVE, unused_by=EXPERIMENTS, needs="checkpoint_every")
     """Seconds in which the ranks of a run with checkpoints can write one and end after SIGTERM or SIGUSR1."""
 
     def __post_init__(self) -> None:

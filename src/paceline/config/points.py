@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config.setting import POSITIVE, check_values, setting
+from paceline.config.whole_number import whole_number
 from paceline.errors import UsageError
 
 
@@ -50,7 +51,8 @@ class PointsConfig:
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """Parse a list of numbers, written 1,2,4; return each once, ascending."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), None)
+    numbers = {word: whole_number(word) for word in words}
+    wrong = next((word for word, number in numbers.items() if not number), None)
     if wrong is not None:
-        raise UsageError(f"{option} {text} is not a list of positive numbers: {wrong!r}.", hint="write it as 1,2,4")
-    return tuple(sorted({int(word) for word in words}))
+        raise UsageError(f"{option} {text!r} is not a list of positive numbers: {wrong!r}.", hint="write it as 1,2,4")
+    return tuple(sorted({number for number in numbers.values() if number}))

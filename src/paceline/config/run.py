@@ -10,6 +10,7 @@ from paceline.config.launch import LaunchConfig
 from paceline.config.recipe import SHARE, OptimizerName, Precision, ScaleRule, ScheduleName
 from paceline.config.setting import NOT_NEGATIVE, POSITIVE, Bound, CommandName, check_values, select, setting
 from paceline.config.slow_ranks import parse_slow_ranks
+from paceline.config.whole_number import whole_number
 from paceline.errors import UsageError
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -31,6 +32,16 @@ SAFETENSORS_SUFFIX = ".safetensors"
 EPOCH = "epoch"
 """Value of `eval_every` for an evaluation after each epoch."""
 
+HANG_TIMEOUT_S = 60.0
+"""Default of `hang_timeout`."""
+GROUP_TIMEOUT_MARGIN_S = 60.0
+"""Seconds that process groups wait longer than the watchdog, which names what hangs."""
+
+
+def group_timeout_s(hang_timeout_s: float) -> float:
+    """Return the default time-out of process groups, for a time-out of the watchdog, 0 without one."""
+    return (hang_timeout_s or HANG_TIMEOUT_S) + GROUP_TIMEOUT_MARGIN_S
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
@@ -49,10 +60,15 @@ class RunConfig:
         DEFAULT_STRATEGY, fixed="name strategies with --strategies a,b", compared=False, unused_by=("compare", "scale")
     )
     """Way of synchronising gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
-    batch: int | None = setting(None, bound=POSITIVE, unused_by=("batch",))
+    batch: int | None = setting(None, bound=POSITIVE, unused_by=("batch",), set_by_leader=True)
     """Global batch: samples per step over all ranks [default: 256]."""
     batch_per_rank: int | None = setting(
-        None, bound=POSITIVE, in_place_of="batch", fixed="vary batch, the global one", unused_by=("batch",)
+        None,
+        bound=POSITIVE,
+        in_place_of="batch",
+        fixed="vary batch, the global one",
+        unused_by=("batch",),
+        set_by_leader=True,
     )
     """Samples per step on each rank, in place of --batch."""
     accumulate: int = setting(1, bound=POSITIVE)
@@ -104,6 +120,7 @@ class RunConfig:
     seed: int = setting(
         0,
         bound=SEEDS,
+        set_by_leader=True,
         fixed="each repeat has its own seed, the same for all candidates",
         compared=False,
         script="same",
@@ -166,11 +183,24 @@ class RunConfig:
     """Way of writing checkpoints: sync waits until they are on disk, async goes on training meanwhile, off writes none
     [default: async with --checkpoint-every, else off]."""
     keep: int = setting(
-        2, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, in_next_command=False, may_change=True
+        2,
+        bound=POSITIVE,
+        fixed=CHANGES_NOTHING,
+        compared=False,
+        in_next_command=False,
+        may_change=True,
+        unused_by=("doctor",),
+        needs="checkpoint_every",
     )
     """Number of checkpoints to keep: the latest ones. The best by test accuracy is kept in addition."""
     on_checkpoint_error: OnCheckpointError = setting(
-        "continue", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, may_change=True, unused_by=("doctor",)
+        "continue",
+        fixed=CHANGES_NOTHING,
+        compared=False,
+        in_next_command=False,
+        may_change=True,
+        unused_by=("doctor",),
+        needs="checkpoint_every",
     )
     """If a checkpoint cannot be written, for example because the disk is full: go on training with a warning, or
     stop."""
@@ -199,10 +229,25 @@ class RunConfig:
     """Steps to profile with torch's profiler, counted from 0, as in 20-22; they are left out of step times."""
     slow_rank: str = setting("", in_next_command=False, script="varied", unused_by=("doctor",))
     """Slow ranks down: 1:3 makes rank 1 compute three times as long; 1:3,2:1.5 slows two ranks."""
-    timeout: float = setting(
-        120.0, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, may_change=True, script="same"
+    hang_timeout: float = setting(
+        HANG_TIMEOUT_S, bound=NOT_NEGATIVE, fixed=CHANGES_NOTHING, compared=False, may_change=True, script="same"
     )
-    """Seconds a rank waits for other ranks before it fails."""
+    """Seconds without any progress on any rank after which a run counts as hung: the error names what each rank waits
+    in, and all ranks are ended. 0: never."""
+    timeout: float | None = setting(
+        None, bound=POSITIVE, fixed=CHANGES_NOTHING, compared=False, may_change=True, script="same"
+    )
+    """Seconds a rank waits for other ranks before it fails [default: --hang-timeout + 60]."""
+    check_collectives: bool = setting(
+        False,
+        fixed="it slows steps down, in all runs alike",
+        compared=False,
+        in_next_command=False,
+        may_change=True,
+        script="same",
+    )
+    """Compare kind, size and dtype of every collective and message of the ranks before it runs, and name both calls
+    where they differ; slow."""
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -220,6 +265,11 @@ class RunConfig:
         self._check_evaluation()
         self._check_checkpoints()
         _ = self.slowed
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds a rank waits for other ranks before it fails."""
+        return self.timeout or group_timeout_s(self.hang_timeout)
 
     @property
     def has_length(self) -> bool:
@@ -257,7 +307,7 @@ class RunConfig:
     @property
     def eval_steps(self) -> int | None:
         """Steps between two evaluations while training; None if they follow epochs, or if there are none."""
-        return int(self.eval_every) if self.eval_every.isdecimal() else None
+        return whole_number(self.eval_every)
 
     def _check_evaluation(self) -> None:
         if self.eval_ranks and not self.evaluate:
@@ -324,12 +374,11 @@ def settings_unused_by(command: CommandName) -> frozenset[str]:
 
 def step_range(text: str, option: str) -> range:
     """Parse a step or a range of steps, written 20 or 20-22."""
-    first, dash, last = text.partition("-")
-    if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
+    written, dash, end = text.partition("-")
+    first, last = whole_number(written.strip()), whole_number((end if dash else written).strip())
+    if first is None or last is None:
         raise UsageError(f"{option} is {text!r}.", hint="write one step as 20, or a range as 20-22")
-    steps = range(int(first), int(last if dash else first) + 1)
+    steps = range(first, last + 1)
     if not steps:
-        raise UsageError(
-            f"{option} {text} ends before it begins.", hint=f"did you mean {last.strip()}-{first.strip()}?"
-        )
+        raise UsageError(f"{option} {text!r} ends before it begins.", hint=f"did you mean {last}-{first}?")
     return steps

@@ -8,10 +8,11 @@ runs that differ in it are different candidates, suggested commands repeat it, a
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -60,6 +61,9 @@ class Setting:
     """Commands without a use for it."""
     per_host: bool = False
     """Whether it may differ between the hosts of a launch."""
+    set_by_leader: bool = False
+    """Whether the leader of a launch may give single runs another value than the command line does, as it does the seed
+    of each repeat. Followers refuse a run in which any other setting differs from their own command."""
     may_change: bool = False
     """Whether an unfinished experiment may go on with another value: it changes nothing that is measured."""
     ends_run: bool = False
@@ -70,6 +74,8 @@ class Setting:
     """Setting of the same config that this one gives in another way; giving one clears the other."""
     replaced_by: WorkloadPart | None = None
     """Part of a user's workload that takes its place, so that it has no effect if the workload has that part."""
+    needs: str = ""
+    """Setting of a run without which it has no effect."""
     numbers: bool = False
     """Whether its text is a list of numbers, as in 1,2,4; a TOML file may then hold a number or a list."""
 
@@ -90,9 +96,15 @@ setting = _field_with(Setting)
 """Make a config field: its default value, then the arguments of `Setting`."""
 
 
-def metadata_of(kind: type) -> dict[str, Setting]:
+def metadata_of(kind: type) -> Mapping[str, Setting]:
     """Return the metadata of all fields of a config class, by name."""
-    return {own.name: own.metadata.get(METADATA_KEY, Setting()) for own in fields(kind)}
+    return _cached_metadata_of(kind)
+
+
+@functools.cache
+def _cached_metadata_of(kind: type) -> Mapping[str, Setting]:
+    plain = Setting()
+    return {own.name: own.metadata.get(METADATA_KEY, plain) for own in fields(kind)}
 
 
 def select(kind: type, condition: Callable[[Setting], bool]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from paceline.config.whole_number import whole_number
 from paceline.errors import UsageError
 from paceline.formatting import join_names, short, short_factor
 
@@ -23,18 +24,18 @@ def parse_slow_ranks(text: str) -> dict[int, float]:
     """
     found: dict[int, float] = {}
     for item in re.split(r"[,+]", text) if text.strip() not in ("", NO_RANK) else []:
-        rank, _, factor = (part.strip() for part in item.partition(":"))
-        times = _number(factor)
-        if not rank.isdecimal() or times is None:
+        written, _, factor = (part.strip() for part in item.partition(":"))
+        rank, times = whole_number(written), _number(factor)
+        if rank is None or times is None:
             raise UsageError(f"{OPTION} {text!r} is not a rank with a factor: {item.strip()!r}.", hint=_FORMS)
         if not 1 <= times <= MOST:
             raise UsageError(
-                f"{OPTION} {text!r} makes rank {int(rank)} {factor} times as slow.",
+                f"{OPTION} {text!r} makes rank {rank} {factor} times as slow.",
                 hint=f"the factor must be from 1 to {short(MOST)}: ranks can only be slowed down",
             )
-        if int(rank) in found:
-            raise UsageError(f"{OPTION} {text!r} names rank {int(rank)} twice.", hint=_FORMS)
-        found[int(rank)] = times
+        if rank in found:
+            raise UsageError(f"{OPTION} {text!r} names rank {rank} twice.", hint=_FORMS)
+        found[rank] = times
     return found
 
 

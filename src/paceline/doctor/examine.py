@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from paceline.comm import Comm, World, close_comm, open_comm
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.config import EXAMINED_SETTINGS, RunConfig
 from paceline.doctor.contention import measure_contention
 from paceline.doctor.link import measure_all_reduce, measure_pairs
@@ -109,7 +109,7 @@ def _examine_machines(
     placement = Placement.choose(config, world, [Role.WORKER] * world.size, threads)
     placement.apply(config)
     open_groups = functools.partial(
-        open_comm, device=placement.device, backend=placement.backend, timeout_s=config.timeout
+        open_comm, device=placement.device, backend=placement.backend, timeout_s=config.timeout_s
     )
     comm = open_groups(range(world.size))
     assert comm is not None

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_typed
-from paceline.comm.messages import irecv, isend
+from paceline.comm.messages.json_messages import gather_typed
+from paceline.comm.messages.typed import irecv, isend
 from paceline.records.examination import AllReducePoint, PairLink, PairPoint
 
 GROWTH = 4

@@ -13,7 +13,7 @@ import torch
 
 from paceline.comm import Comm, World
 from paceline.comm.clocks import ReadClock, measure_offsets
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.comm.network import address_of, addresses_of_name, listen
 from paceline.measure.capacity import available_memory_bytes, free_disk_bytes, memory_limits
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP

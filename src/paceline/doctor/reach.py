@@ -9,7 +9,7 @@ import socket
 import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from paceline.comm.json_messages import SentT
+from paceline.comm.messages.json_messages import SentT
 from paceline.comm.network import address_of, is_loopback, listen
 from paceline.errors import LaunchError
 from paceline.measure.host import network_id

@@ -16,7 +16,7 @@ from paceline.experiments.estimate import Trials, run_trials
 from paceline.experiments.points import PointGrid, measure_points
 from paceline.experiments.scaling.points import Points
 from paceline.launch.launcher_process import LauncherProcess, Notify, Shape
-from paceline.records.experiment import BatchDesign
+from paceline.records.experiment.design import BatchDesign
 from paceline.records.schema import BATCH_KIND
 from paceline.workloads.recipes import choose_recipe
 

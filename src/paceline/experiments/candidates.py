@@ -16,10 +16,11 @@ from paceline.errors import UsageError, unknown_name
 from paceline.experiments.checks import check_strategy
 from paceline.experiments.names import check_names
 from paceline.launch.launcher_process import Shape
-from paceline.records.experiment import Candidate, CandidateRole
+from paceline.records.experiment.design import Candidate, CandidateRole
 from paceline.records.settings import Settings
 from paceline.strategies.base.strategy import Strategy, uses_one_rank
 from paceline.strategies.registry import create, parse_list, selected_by_set
+from paceline.workloads.given_settings import check_needed
 
 
 class CandidateRules(Protocol):
@@ -45,6 +46,7 @@ class WorkloadRules:
 
     def check_names(self, config: RunConfig) -> None:
         check_names(config)
+        check_needed(config)
 
     def check_fit(self, config: RunConfig, strategy: Strategy, ranks: int) -> None:
         check_strategy(config, strategy, ranks)
@@ -115,7 +117,7 @@ def varied_keys(compare: CompareConfig) -> set[str]:
 def _values(key: str, text: str, fixed: Mapping[str, str]) -> list[Any]:
     """Return the values of a varied setting."""
     if not text.strip():
-        raise UsageError(f"--vary {key} names no values.", hint="write it as --vary KEY=A,B")
+        raise UsageError(f"--vary {key!r} names no values.", hint="write it as --vary KEY=A,B")
     kinds = typing.get_type_hints(RunConfig)
     if key in fixed:
         raise UsageError(f"--vary cannot vary {key}.", hint=fixed[key])

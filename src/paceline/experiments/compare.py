@@ -16,16 +16,19 @@ from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunCon
 from paceline.experiments.candidates import CandidateConfig, make_candidates, varied_keys
 from paceline.experiments.checks import check_length, choose_shape, gpus_to_use, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
-from paceline.experiments.estimate import guess_times, load_slowdown
+from paceline.experiments.estimate import guess_times, load_slowdowns
 from paceline.experiments.scaling.machines import detect_machines
 from paceline.experiments.train import new_folder
 from paceline.experiments.training_targets import choose_target
+from paceline.launch.channel.own_command import EXAMINING, PROVING, TRAINING, OwnCommand
 from paceline.launch.launcher_process import Notify
 from paceline.launch.leader import join_launch
 from paceline.launch.rank_assignment import find_launcher_process
 from paceline.measure.cores import threads_per_rank
 from paceline.records import provenance
-from paceline.records.experiment import CompareDescription, CompareDesign, ExperimentFolder, read_experiment
+from paceline.records.experiment.design import CompareDescription, CompareDesign
+from paceline.records.experiment.folder import ExperimentFolder
+from paceline.records.experiment.record import read_experiment
 from paceline.records.schema import COMPARE_KIND
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
@@ -73,13 +76,19 @@ def compare(
     target.prepare(candidate_configs)
     known = target.describe(candidate_configs, shape.ranks) if launcher.is_leader else None
     settings = settings_of("compare", launch, base, config) | {"script_args": list(script_args)}
-    leader = join_launch(launcher, launch, settings, timeout_s=base.timeout, notify=notify)
+    command = OwnCommand(
+        configs=(base, *[one.config for one in candidate_configs]),
+        tasks=(*TRAINING, *PROVING, *EXAMINING),
+        script=target.script,
+    )
+    leader = join_launch(launcher, launch, settings, command, timeout_s=base.timeout_s, notify=notify)
     if leader is None:
         return
     assert known is not None, "the leader describes the target"
     place = detect_machines(leader.launcher_infos)
     threads_of = partial(_threads_of, launch)
-    estimator = TimeEstimator(guess_times(candidate_configs, known.trials, place, threads_of), slowdown=load_slowdown())
+    guesses = guess_times(candidate_configs, known.trials, place, threads_of)
+    estimator = TimeEstimator(guesses, load_slowdowns(candidate_configs, known.trials, threads_of))
     design = CompareDesign(
         ranks=shape.ranks,
         hosts=shape.hosts,

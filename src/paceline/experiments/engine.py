@@ -41,7 +41,8 @@ from paceline.records.events import (
     read_events,
 )
 from paceline.records.examination import Examination, has_examination, write_examination
-from paceline.records.experiment import Design, EarlierParts, ExperimentFolder
+from paceline.records.experiment.design import Design
+from paceline.records.experiment.folder import EarlierParts, ExperimentFolder
 from paceline.records.parity import Parity
 from paceline.records.provenance import command_line
 from paceline.records.schema import CHECKPOINTS_FOLDER, EVENTS_FILE, FINISHED_FILE, READY_FILE
@@ -382,7 +383,8 @@ class Experiment(ABC):
             task=task,
             script=self.target.script_of(runs[0]),
             oracle=oracle,
-            timeout=config.timeout,
+            timeout=config.timeout_s,
+            hang_timeout=config.hang_timeout,
             iface=self.leader.launch.iface,
             threads=self.threads_of(runs[0]),
             command=command_line(),

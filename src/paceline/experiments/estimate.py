@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from paceline.errors import WorkloadError
 from paceline.experiments.candidates import CandidateConfig
 from paceline.experiments.checks import gpus_to_use
 from paceline.launch.launcher_process import Shape
+from paceline.measure.cores import affine_cores, usable_cores
+from paceline.measure.other_programs import OtherProgramsProbe
 from paceline.plans import Gradient, all_reduce_lower_bound
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import ENTRIES, create, plan_of
@@ -37,14 +40,16 @@ from paceline.workloads.workload import Workload
 FEWEST_SAMPLES = 16
 LONG_ENOUGH_S = 0.1
 """CPU time from which a trial shows the time of a sample, not that of calling the operators."""
+OBSERVED_S = 0.5
+"""Least time over which a trial observes the load of other programs, which changes from moment to moment."""
 LAUNCH_S = 3.0
 """Seconds to start ranks that have a core each, import of torch included, and to end them."""
 RUN_S = 0.3
 """Seconds to set up and close one run: groups, data, a dry backward pass."""
 PROOF_S = 0.2
 """Seconds to set up and close one proof, whose ranks have loaded the data before."""
-DOCTOR_S = 8.0
-"""Seconds to examine the machine and the link, once the ranks have started."""
+DOCTOR_S = 11.0
+"""Seconds to examine the machine and the link, once the ranks have started; most of its parts have a fixed time."""
 PROOF_STEPS = 8
 """Most steps that the proof of one strategy takes."""
 SYNCHRONISING = 1.3
@@ -69,6 +74,11 @@ class Trial:
     gradient_bytes: int
     precision: Precision | None = None
     """Number format of the recipe, which a user's workload may bring; None if it is unknown."""
+    other_cores: float = 0.0
+    """Cores that other programs would use during the trial if they had one for each thread."""
+    threads_slowdown: float = 1.0
+    """Time of a pass with a thread on every core ÷ the CPU time of one thread per core. The threads of a process wait
+    for each other in every operator: where other programs use the cores, this is far more than their share."""
 
     def batch_of(self, config: RunConfig, workers: int) -> int | None:
         """Return the global batch of a run of the same workload, at most all of the data; None if the data sets it."""
@@ -139,12 +149,29 @@ def launch_part(shape: Shape) -> Part:
     return Part("launch", f"{shape.hosts}x{shape.ranks_per_host}")
 
 
-def load_slowdown() -> float:
-    """Return the factor by which the present load of the machine may slow ranks down: they share cores with it."""
-    try:
-        return 1.0 + os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return 1.0
+def load_slowdowns(
+    candidate_configs: Sequence[CandidateConfig],
+    trials: Trials,
+    threads_of: ThreadsOf,
+    averages: Callable[[], tuple[float, float, float]] = os.getloadavg,
+) -> dict[Part, float]:
+    """Return the factors by which the load of the machine may slow down parts; none for the examination.
+
+    Ranks share the cores with other programs. How many of them there will be is the median of what the trial observed
+    and of the load in the last minute and the last five: one moment may be unlike the minutes around it, and averages
+    count programs that have ended, wait for a disk or give way. Ranks of several threads are as slow as those of the
+    trial were.
+    """
+    cores = affine_cores()
+    recent = [load * cores / (os.cpu_count() or cores) for load in averages()[:2]]
+    found = {}
+    for one in candidate_configs if trials else ():
+        trial, name = trials[one.candidate.name], one.candidate.name
+        shared = 1.0 + statistics.median([trial.other_cores, *recent]) / cores
+        found[launch_part(one.shape)] = shared
+        own = max(shared, trial.threads_slowdown) if threads_of(one) > 1 else shared
+        found |= {Part("run", name): own, Part("proof", name): own}
+    return found
 
 
 def run_trial(config: RunConfig) -> Trial:
@@ -162,9 +189,11 @@ def run_trial(config: RunConfig) -> Trial:
             share = Share(0, 1, 1, torch.device("cpu"), dtype, config.channels_last)
             source = make_source(workload.train, share, batch=config.global_batch(1), seed=config.seed)
             check_model(model, workload, source, config, rank=0)
-            sample_cpu_s = _sample_cpu_s(model, workload, source, config)
+            sample_cpu_s, other_cores, threads_slowdown = _observe_samples(model, workload, source, config)
             return Trial(
                 sample_cpu_s=sample_cpu_s,
+                other_cores=other_cores,
+                threads_slowdown=threads_slowdown,
                 steps_per_epoch=source.expected_steps or 1,
                 batch=source.batch,
                 train_samples=source.samples,
@@ -176,21 +205,44 @@ def run_trial(config: RunConfig) -> Trial:
         torch.set_num_threads(before)
 
 
-def _sample_cpu_s(model: nn.Module, workload: Workload, source: Source, config: RunConfig) -> float:
-    """Return the CPU time per sample of a forward and a backward pass, on more samples where a few take no time."""
+def _observe_samples(
+    model: nn.Module, workload: Workload, source: Source, config: RunConfig
+) -> tuple[float, float, float]:
+    """Return the CPU time per sample of a forward and a backward pass, and the `other_cores` and `threads_slowdown`.
+
+    Where a few samples take no time, more of them are trained.
+    """
     per_sample, wanted, size = 0.0, min(FEWEST_SAMPLES, config.global_batch(1)), 0
-    while (batch := source.peek(wanted)) is not None and _size_of(batch, wanted) > size:
-        size = _size_of(batch, wanted)
+    others, batch = OtherProgramsProbe(), None
+    while (found := source.peek(wanted)) is not None and _size_of(found, wanted) > size:
+        batch, size = found, _size_of(found, wanted)
         for _ in range(2):  # The first pass allocates memory and chooses kernels.
-            began_s = time.process_time()
-            with autocast(config.precision, torch.device("cpu")):
-                outcome = workload.forward(model, batch)
-            outcome.loss.backward()
-            per_sample = (time.process_time() - began_s) / size
+            per_sample = _pass_cpu_s(model, workload, batch, config) / size
         wanted = min(4 * size, config.global_batch(1))
         if per_sample * size > LONG_ENOUGH_S or wanted == size:
             break
-    return per_sample
+    while batch is not None and others.elapsed_s < OBSERVED_S:
+        _pass_cpu_s(model, workload, batch, config)
+    other_cores, cores = others.wanted_cores() or 0.0, max(1, int(usable_cores()))
+    if batch is None or cores == 1:
+        return per_sample, other_cores, 1.0
+    torch.set_num_threads(cores)
+    _pass_cpu_s(model, workload, batch, config)  # It starts the threads.
+    passes, began_s = 0, time.perf_counter()
+    while not passes or time.perf_counter() - began_s < OBSERVED_S:
+        _pass_cpu_s(model, workload, batch, config)
+        passes += 1
+    pass_s = (time.perf_counter() - began_s) / passes
+    return per_sample, other_cores, max(1.0, pass_s * cores / (per_sample * size))
+
+
+def _pass_cpu_s(model: nn.Module, workload: Workload, batch: Any, config: RunConfig) -> float:
+    """Return the CPU time of a forward and a backward pass."""
+    began_s = time.process_time()
+    with autocast(config.precision, torch.device("cpu")):
+        outcome = workload.forward(model, batch)
+    outcome.loss.backward()
+    return time.process_time() - began_s
 
 
 def _size_of(batch: Any, wanted: int) -> int:

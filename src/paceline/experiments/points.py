@@ -18,7 +18,7 @@ from paceline.analysis.remaining_time import TimeEstimator
 from paceline.config import LaunchConfig, PointsConfig, RunConfig
 from paceline.experiments.checks import check_length, gpus_to_use, settings_of
 from paceline.experiments.engine import ProgressDisplay
-from paceline.experiments.estimate import Trials, guess_times, load_slowdown
+from paceline.experiments.estimate import Trials, guess_times, load_slowdowns
 from paceline.experiments.names import prepare_data
 from paceline.experiments.scaling.experiment import (
     PointsExperiment,
@@ -31,11 +31,13 @@ from paceline.experiments.scaling.machines import choose_threads, detect_machine
 from paceline.experiments.scaling.points import Points, shared_settings
 from paceline.experiments.train import new_folder
 from paceline.experiments.training_targets import WorkloadTarget
+from paceline.launch.channel.own_command import EXAMINING, PROVING, TRAINING, OwnCommand
 from paceline.launch.launcher_process import LauncherProcess, Notify, Shape
 from paceline.launch.leader import join_launch
 from paceline.launch.rank_assignment import find_launcher_process
 from paceline.records import provenance
-from paceline.records.experiment import DESCRIPTIONS, ExperimentFolder, PointsDesign
+from paceline.records.experiment.design import DESCRIPTIONS, PointsDesign
+from paceline.records.experiment.folder import ExperimentFolder
 
 DEFAULT_STEPS = 20
 PointsConfigT = TypeVar("PointsConfigT", bound=PointsConfig)
@@ -92,7 +94,10 @@ def measure_points(
     points = grid.make_points(shapes)
     prepare_data(base)
     settings = settings_of(grid.kind, launch, base) | dataclasses.asdict(config)  # Its `ranks` is a list.
-    leader = join_launch(launcher, launch, settings, timeout_s=base.timeout, notify=notify)
+    command = OwnCommand(
+        configs=(base, *[one.config for one in points.candidate_configs]), tasks=(*TRAINING, *PROVING, *EXAMINING)
+    )
+    leader = join_launch(launcher, launch, settings, command, timeout_s=base.timeout_s, notify=notify)
     if leader is None:
         return
     with leader:
@@ -100,8 +105,9 @@ def measure_points(
         points, trials = grid.run_trials(points)
         candidate_configs = points.candidate_configs
         threads = choose_threads(points.shapes, launch, place, gpus)
-        guesses = guess_times(candidate_configs, trials, place, partial(point_threads, threads))
-        estimator = TimeEstimator(guesses, slowdown=load_slowdown())
+        threads_of = partial(point_threads, threads)
+        guesses = guess_times(candidate_configs, trials, place, threads_of)
+        estimator = TimeEstimator(guesses, load_slowdowns(candidate_configs, trials, threads_of))
         shared = points_design(config, points, threads, launch) | dataclasses.asdict(place)
         design = grid.design(points, trials, shared | {"gpus": gpus, "target": target_name(base)})
         candidates = [one.candidate for one in candidate_configs]

@@ -14,6 +14,7 @@ from paceline.formatting import plural
 from paceline.launch.launcher_process import Notify
 from paceline.records.checkpoint import CheckpointInfo
 from paceline.records.schema import CHECKPOINTS_FOLDER, FINISHED_FILE, RUN_FILE
+from paceline.workloads.names import is_user_workload
 
 LATEST, AUTO = "latest", "auto"
 RUNS_FOLDER = Path("runs")
@@ -51,6 +52,7 @@ def prepare_resume(
     info = read_info(path)
     saved = _known_settings(info)
     merged = _merge(saved, {name: getattr(config, name) for name in given if name in saved})
+    _check_model(saved, merged)
     run = run_folder_of(path)
     folder = out or run or path.parent
     if run is None or folder.resolve() != run.resolve():
@@ -63,6 +65,17 @@ def prepare_resume(
         notify(line)
     ranks = int(info.loop.get("world_size", info.ranks))
     return ResumedRun(merged, path, folder, ranks)
+
+
+def _check_model(saved: dict[str, Any], config: RunConfig) -> None:
+    """Raise if the checkpoint is of another built-in model; the model of a user's workload is known to ranks only."""
+    now = config.workload
+    before = saved.get("workload", now)
+    if before != now and not any(map(is_user_workload, (before, now))):
+        raise CheckpointError(
+            f"the checkpoint is of another model: {before}, not {now}.",
+            hint=f"leave {now} out, or train it in another folder without --resume",
+        )
 
 
 def _is_at_end(info: CheckpointInfo, config: RunConfig) -> bool:

@@ -14,7 +14,7 @@ from paceline.experiments.points import PointGrid, measure_points
 from paceline.experiments.scaling.points import Points, ScaleBatches, make_points
 from paceline.experiments.scaling.shapes import choose_shapes
 from paceline.launch.launcher_process import LauncherProcess, Notify, Shape
-from paceline.records.experiment import ScaleDesign
+from paceline.records.experiment.design import ScaleDesign
 from paceline.records.schema import SCALE_KIND
 
 

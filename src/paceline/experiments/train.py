@@ -18,6 +18,7 @@ from paceline.errors import RecordError
 from paceline.experiments.names import check_names, prepare_data
 from paceline.launch.launcher_process import Notify
 from paceline.records import RunFolder, RunRecord, read_run
+from paceline.workloads.given_settings import check_needed
 
 if TYPE_CHECKING:
     from paceline.launch.launcher_process import Shape
@@ -40,11 +41,12 @@ def train(
     With `resume`, the run goes on from that checkpoint, or from the newest one of that folder, in the folder `out`.
     """
     check_names(config)
+    check_needed(config, launch)
 
     from paceline.experiments.checks import check_save, config_on_fewer_hosts
+    from paceline.launch.faults.restarts import RestartingLeader
     from paceline.launch.job import Job
     from paceline.launch.rank_assignment import find_launcher_process
-    from paceline.launch.restarts import RestartingLeader
 
     check_save(config, find_launcher_process(launch, os.environ))
     leader, shape = join_for_run("train", config, launch, notify)
@@ -70,6 +72,7 @@ def join_for_run(
 ) -> tuple[Leader | None, Shape]:
     """Check the configuration, fetch the data and join the launch; there is a leader on one launcher process only."""
     from paceline.experiments.checks import choose_shape, settings_of
+    from paceline.launch.channel.own_command import EXAMINING, TRAINING, OwnCommand
     from paceline.launch.leader import join_launch
     from paceline.launch.rank_assignment import find_launcher_process
 
@@ -77,7 +80,8 @@ def join_for_run(
     shape = choose_shape(config, launch, launcher)
     prepare_data(config)
     settings = settings_of(command, launch, config)
-    return join_launch(launcher, launch, settings, timeout_s=config.timeout, notify=notify), shape
+    own = OwnCommand(configs=(config,), tasks=TRAINING if command == "train" else EXAMINING)
+    return join_launch(launcher, launch, settings, own, timeout_s=config.timeout_s, notify=notify), shape
 
 
 def new_folder(config: RunConfig, what: str | None = None) -> Path:

@@ -78,6 +78,10 @@ class TrainingTarget(Protocol):
     def rules(self) -> CandidateRules:
         """Rules on what may vary between candidates."""
 
+    @property
+    def script(self) -> Script | None:
+        """User's script, if it is one."""
+
     def settings(self, candidate_configs: Sequence[CandidateConfig]) -> Settings:
         """Return the settings that all candidates share, for the record."""
 
@@ -107,6 +111,7 @@ class WorkloadTarget:
     """A built-in workload or a user's, trained in our own loop."""
 
     rules: CandidateRules = WORKLOAD_RULES
+    script: Script | None = None
 
     def settings(self, candidate_configs: Sequence[CandidateConfig]) -> Settings:
         return shared_settings(dataclasses.asdict(candidate_configs[0].config), candidate_configs)

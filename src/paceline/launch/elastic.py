@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import psutil
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -22,15 +23,19 @@ from torch.distributed.launcher.api import elastic_launch
 
 from paceline.errors import LaunchError
 from paceline.launch import rendezvous
+from paceline.launch.faults.process_states import reporting_states
+from paceline.launch.faults.stop_signals import STOP_REQUESTS, GracefulStop
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import RankRange
 from paceline.launch.rank import LOCAL_RANK, LOCAL_SIZE, MODULE, RANKS_ON_CORES
 from paceline.launch.rendezvous import FailureCheck
-from paceline.launch.stop_signals import STOP_REQUESTS, GracefulStop
 from paceline.measure.cores import threads_per_rank
+from paceline.signing import Signer
 
 STOP_GRACE_S = 3.0
 """Seconds in which ranks can detect by themselves that ranks on other hosts failed, and report an error."""
+KILL_AFTER_S = 3.0
+"""Seconds in which ranks can end after SIGTERM. A stopped process never does."""
 POLL_S = 0.2
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop torch's launcher, except those that this process was started to ignore, as by nohup, and those that
@@ -47,16 +52,19 @@ def start_ranks(
     endpoint: str,
     *,
     store: Store | None,
+    signer: Signer,
     threads: int | None,
     remote_failed: FailureCheck,
     stop: GracefulStop | None = None,
+    file: Path | None = None,
 ) -> dict[int, int]:
     """Start the ranks of a range and wait for all of them.
 
     Return the exit codes of the ranks that failed, by rank; a negative code is the number of a signal. `store` is the
-    store of the job on the launcher of rank 0, which opened it, and None on all others, which connect to it.
-    `remote_failed` returns whether ranks of another launcher failed, and how long these ranks may go on.
-    With `stop`, the ranks can end in order when a signal asks them to.
+    store of the job on the launcher of rank 0, which opened it, and None on all others, which connect to it. `signer`
+    has the key of the job, by which its ranks recognise each other. `remote_failed` returns whether ranks of another
+    launcher failed, and how long these ranks may go on. With `stop`, the ranks can end in order when a signal asks them
+    to. They read the job from `file`, by default its own.
     """
     _silence_elastic()
     elastic = ElasticConfig(
@@ -81,18 +89,20 @@ def start_ranks(
         LOCAL_RANK: str(rank_range.local_rank),
         LOCAL_SIZE: str(rank_range.local_size),
         RANKS_ON_CORES: str(rank_range.ranks_on_cores),
+        **signer.to_environment(),
     }
     children_before = set(psutil.Process().children())
     try:
         with (
-            rendezvous.registered(store, remote_failed),
+            rendezvous.registered(store, signer, remote_failed),
             _environment(environment),
             _restored_signal_handlers(),
             stopped_log_tails(),
             _stop_ranks_on_remote_failure(remote_failed),
+            reporting_states(endpoint, signer, rank_range.group_rank, job.hang_timeout),
             nullcontext() if stop is None else stop.handling(terminate_ranks),
         ):
-            elastic_launch(elastic, sys.executable)("-m", MODULE, str(job.file))
+            elastic_launch(elastic, sys.executable)("-m", MODULE, str(file or job.file))
     except ChildFailedError as error:
         if stop is not None and stop.expired:
             raise KeyboardInterrupt from None
@@ -129,9 +139,13 @@ def _silence_elastic() -> None:
 
 def terminate_ranks() -> None:
     """Send SIGTERM to the ranks of this launcher; torch's launcher then reports them as failed."""
+    _signal_ranks(signal.SIGTERM)
+
+
+def _signal_ranks(number: signal.Signals) -> None:
     for process in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            process.terminate()
+            process.send_signal(number)
 
 
 @contextmanager
@@ -144,7 +158,10 @@ def _stop_ranks_on_remote_failure(remote_failed: FailureCheck) -> Iterator[None]
             if done.wait(POLL_S):
                 return
         if not done.wait(grace_s):
-            terminate_ranks()
+            _signal_ranks(signal.SIGQUIT)  # Ranks print their stack, even if native code keeps Python's lock.
+            _signal_ranks(signal.SIGTERM)
+        if not done.wait(KILL_AFTER_S):
+            _signal_ranks(signal.SIGKILL)
 
     watcher = threading.Thread(target=watch, daemon=True, name="paceline-failure-watch")
     watcher.start()

@@ -1,25 +1,32 @@
-"""Follower: a launcher process that starts its ranks of each job that the leader posts, and reports how they ended."""
+"""Follower: a launcher process that starts its ranks of each job that the leader posts, and reports how they ended.
+
+It starts nothing but runs of its own command (`launch/channel/own_command.py`), and only on the leader's signed word.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from paceline.config import LaunchConfig
 from paceline.errors import INTERRUPTED_EXIT_CODE, LaunchError, PacelineError
+from paceline.launch.channel.heartbeat import send_heartbeats
+from paceline.launch.channel.own_command import OwnCommand
+from paceline.launch.channel.store_channel import POLL_S, StoreChannel
 from paceline.launch.elastic import STOP_GRACE_S, start_ranks, terminate_ranks
-from paceline.launch.failures import error_from_info, error_to_info
-from paceline.launch.heartbeat import send_heartbeats
-from paceline.launch.job import Job
+from paceline.launch.faults.failures import error_from_info, error_to_info
+from paceline.launch.faults.stop_signals import EarlyStop, GracefulStop
+from paceline.launch.job import JOB_FILE, Job
 from paceline.launch.launcher_process import LauncherProcess, RankRange
-from paceline.launch.stop_signals import GracefulStop
-from paceline.launch.store_channel import POLL_S, StoreChannel
 from paceline.records.failure import ErrorInfo
 from paceline.records.schema import ERRORS_FOLDER, LOGS_FOLDER
 
@@ -67,6 +74,17 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the follower does not share the leader's disk, so that it sends the files that its ranks wrote."""
 
 
+class OwnCopy(NamedTuple):
+    """A job as a follower runs it."""
+
+    job: Job
+    """Job with folders that exist on this host: the leader's on a shared disk, otherwise temporary ones."""
+    file: Path
+    """File from which the ranks read it."""
+    files_to_send: Path | None
+    """Root of the files that the leader does not see; None on a shared disk."""
+
+
 def job_key(number: int) -> str:
     """Return the key of a job's description, which the leader posts."""
     return f"job-{number}"
@@ -97,33 +115,51 @@ def finished_key(launcher: int) -> str:
     return f"finished-{launcher}"
 
 
-def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfig) -> None:
-    """Run this launcher's ranks of every job until the leader posts `END`."""
-    with send_heartbeats(channel, launcher.number, terminate_ranks):
+def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfig, command: OwnCommand) -> None:
+    """Run this launcher's ranks of every job until the leader posts `END`; refuse jobs that `command` does not have."""
+    early = EarlyStop()
+    keeping = early.kept() if launch.max_restarts else contextlib.nullcontext()
+    with send_heartbeats(channel, launcher.number, terminate_ranks), keeping:
         number = 1
-        while _wait_for_job(channel, number):
-            posted = channel.read(job_key(number), PostedJob)
+        while not isinstance(posted := _next_message(channel, number), LaunchEnd):
             own = [rank_range for rank_range in posted.rank_ranges if rank_range.launcher == launcher.number]
             if own:
-                _run_job(channel, number, own[0], posted, launch)
+                _run_job(channel, number, own[0], posted, launch, command, early)
             number += 1
-    _finish(channel, launcher)
+        channel.keep(finished_key(launcher.number), True)
+    _finish(posted, launcher)
 
 
-def _wait_for_job(channel: StoreChannel, number: int) -> bool:
-    """Wait for the next job; return False if there are no more."""
-    while not channel.has(job_key(number)):
-        if channel.has(END):
-            return False
+def _next_message(channel: StoreChannel, number: int) -> PostedJob | LaunchEnd:
+    """Wait for the next job, or for the end."""
+    while (posted := channel.find(job_key(number), PostedJob)) is None:
+        end = channel.find(END, LaunchEnd)
+        if end is not None:
+            return end
         time.sleep(POLL_S)
-    return True
+    channel.release()  # The leader posts a job when it has the outcome of the one before.
+    return posted
 
 
 def _run_job(
-    channel: StoreChannel, number: int, rank_range: RankRange, posted: PostedJob, launch: LaunchConfig
+    channel: StoreChannel,
+    number: int,
+    rank_range: RankRange,
+    posted: PostedJob,
+    launch: LaunchConfig,
+    command: OwnCommand,
+    early: EarlyStop,
 ) -> None:
     """Start this launcher's ranks of a job, wait for them, and post the outcome."""
-    shared = posted.file.is_file() and posted.file.read_text() == posted.job
+    try:
+        job = command.adopt(Job.from_json(posted.job), launch)
+        shared = sees_file(posted, job)
+        check_paths(job)
+    except (PacelineError, ValueError, RecursionError) as error:  # The last two: a text that is not a job.
+        channel.keep(failed_key(number), rank_range.launcher)
+        outcome = JobOutcome(codes={}, error=error_to_info(error), sends_files=False)
+        channel.keep(outcome_key(number, rank_range.launcher), outcome)
+        return
     codes: dict[int, int] = {}
     failure: ErrorInfo | None = None
 
@@ -133,14 +169,15 @@ def _run_job(
         except LaunchError:  # The leader has ended, and its ranks with it.
             return STOP_GRACE_S
 
-    with _writable_folders(Job.from_json(posted.job), shared=shared) as (job, root):
+    with _own_copy(job, shared=shared) as (job, file, root):
         if job.stops_on_request:
             channel.lost_hint = RESUME_HINT
         stop = GracefulStop(
-            request=lambda: channel.post(stop_key(number), rank_range.launcher),
+            request=lambda: channel.keep(stop_key(number), rank_range.launcher),
             is_requested_elsewhere=lambda: False,  # The leader ends all ranks.
             grace_s=launch.grace,
             notify=lambda _: None,
+            early=early,
         )
         try:
             codes = start_ranks(
@@ -148,45 +185,61 @@ def _run_job(
                 rank_range,
                 posted.endpoint,
                 store=None,
+                signer=channel.signer.derive("job", str(number)),
                 threads=launch.threads,
                 remote_failed=remote_failed,
                 stop=stop if job.stops_on_request else None,
+                file=file,
             )
         except PacelineError as error:
             failure = error_to_info(error)
         if codes or failure:
-            channel.post(failed_key(number), rank_range.launcher)
+            channel.keep(failed_key(number), rank_range.launcher)
         if root is not None:
             channel.send_files(files_key(number, rank_range.launcher), root)
     outcome = JobOutcome(codes=codes, error=failure, sends_files=not shared)
-    channel.post(outcome_key(number, rank_range.launcher), outcome)
+    channel.keep(outcome_key(number, rank_range.launcher), outcome)
+
+
+def sees_file(posted: PostedJob, job: Job) -> bool:
+    """Return whether this host sees the job's file on a disk that it shares with the leader."""
+    try:
+        found = posted.file.lstat()
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        return is_own and posted.file == job.file and posted.file.read_text() == posted.job
+    except OSError:
+        return False
+
+
+def check_paths(job: Job) -> None:
+    """Raise `LaunchError` if a path of a job is relative or leads out of its folder, as in /runs/../etc."""
+    for path in (*job.folders, *map(Path, filter(None, (job.resume, job.oracle)))):
+        if not path.is_absolute() or ".." in path.parts:
+            raise LaunchError(
+                f"a follower refused a job with the path {path}, which is not absolute or contains `..`.",
+                hint="start the same command on all hosts; if it is the same, another program sent the job",
+            )
 
 
 @contextlib.contextmanager
-def _writable_folders(job: Job, *, shared: bool) -> Iterator[tuple[Job, Path | None]]:
-    """Yield the job with folders that exist on this host, and the root of temporary folders.
-
-    On a disk shared with the leader these are the leader's folders, and the root is None.
-    """
-    if shared:
-        yield job, None
-        return
+def _own_copy(job: Job, *, shared: bool) -> Iterator[OwnCopy]:
+    """Yield the job as the ranks of this host read it, in a temporary folder that only this user can write to."""
     root = Path(tempfile.mkdtemp(prefix="paceline-"))
     try:
-        own = job.with_paths(lambda path: root / path.relative_to("/"))
+        if shared:
+            yield OwnCopy(job, job.write(root / JOB_FILE), None)
+            return
+        own = job.with_paths(lambda path: root / path.relative_to(path.anchor))
         for folder in own.folders:
             for inner in (LOGS_FOLDER, ERRORS_FOLDER):
                 (folder / inner).mkdir(parents=True, exist_ok=True)
-        own.write()
-        yield own, root
+        yield OwnCopy(own, own.write(), root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _finish(channel: StoreChannel, launcher: LauncherProcess) -> None:
-    """Confirm the end to the leader; then raise the error or exit with the code that ended the leader, if any."""
-    end = channel.read(END, LaunchEnd)
-    channel.post(finished_key(launcher.number), None)
+def _finish(end: LaunchEnd, launcher: LauncherProcess) -> None:
+    """Raise the error or exit with the code that ended the leader, if any."""
     if end.interrupted:
         raise SystemExit(INTERRUPTED_EXIT_CODE)
     if end.error is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.config import RunConfig, Script
-from paceline.launch.messages import from_text, to_text
+from paceline.launch.channel.messages import from_text, to_text
 from paceline.records import RunFolder
 from paceline.records.growing_file import full_disk_error
 from paceline.records.provenance import command_line
@@ -34,6 +34,8 @@ class Job:
     """File with the gradients that the proofs of a script are compared with."""
     timeout: float
     """Seconds after which a rank that waits for others fails."""
+    hang_timeout: float = 0.0
+    """Seconds without progress of any rank after which the watchdog ends all; 0: never."""
     iface: str | None = None
     threads: int | None = None
     stops_on_request: bool = False
@@ -61,7 +63,8 @@ class Job:
         return cls(
             folder=folder,
             runs=((config, folder),),
-            timeout=config.timeout,
+            timeout=config.timeout_s,
+            hang_timeout=config.hang_timeout,
             stops_on_request=config.checkpoint_mode != "off",
             iface=iface,
             threads=threads,
@@ -69,10 +72,10 @@ class Job:
         )
 
     def with_paths(self, replace_path: Callable[[Path], Path]) -> Job:
-        """Return the same job with each folder's path replaced by `replace_path(path)`."""
+        """Return the same job with each path replaced by `replace_path(path)`."""
         runs = tuple((config, RunFolder(replace_path(folder.path))) for config, folder in self.runs)
-        resume = str(replace_path(Path(self.resume))) if self.resume else ""
-        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs, resume=resume)
+        resume, oracle = (str(replace_path(Path(text))) if text else "" for text in (self.resume, self.oracle))
+        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs, resume=resume, oracle=oracle)
 
     def restarted(self, config: RunConfig, resume: str) -> Job:
         """Return the next attempt at this job of one run, with its own logs; it goes on from `resume`."""
@@ -85,11 +88,12 @@ class Job:
             identity=uuid.uuid4().hex,
         )
 
-    def write(self) -> Path:
-        """Write the job to its file, and return the file."""
-        with full_disk_error(self.file):
-            self.file.write_text(self.to_json())
-        return self.file
+    def write(self, file: Path | None = None) -> Path:
+        """Write the job to a file, by default its own, and return the file."""
+        file = file or self.file
+        with full_disk_error(file):
+            file.write_text(self.to_json())
+        return file
 
     def to_json(self) -> str:
         """Return the job as JSON."""

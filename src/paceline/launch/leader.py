@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -19,14 +19,22 @@ from typing import Any
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.comm.network import LOOPBACK, source_address
-from paceline.comm.stop_request import request_stop
+from paceline.comm.stores.signed import SignedStore
+from paceline.comm.stores.stop_request import request_stop
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, PacelineError
 from paceline.formatting import short_seconds
 from paceline.launch import rendezvous
-from paceline.launch.control_store import open_channel
+from paceline.launch.channel.control_store import open_channel
+from paceline.launch.channel.handshake import own_launcher_info, run_handshake
+from paceline.launch.channel.heartbeat import HeartbeatMonitor
+from paceline.launch.channel.own_command import OwnCommand
+from paceline.launch.channel.store_channel import StoreChannel
+from paceline.launch.channel.token import TokenSource
 from paceline.launch.elastic import STOP_GRACE_S, start_ranks
-from paceline.launch.failures import error_from_info, find_root_cause
+from paceline.launch.faults.failures import error_from_info, find_root_cause
+from paceline.launch.faults.hang_watch import HangWatch
+from paceline.launch.faults.stop_signals import EarlyStop, GracefulStop
 from paceline.launch.follower import (
     END,
     JobOutcome,
@@ -40,14 +48,11 @@ from paceline.launch.follower import (
     outcome_key,
     stop_key,
 )
-from paceline.launch.handshake import own_launcher_info, run_handshake
-from paceline.launch.heartbeat import HeartbeatMonitor
 from paceline.launch.job import Job
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, Notify, RankRange, Shape
 from paceline.launch.rank_assignment import assign_ranks
-from paceline.launch.stop_signals import GracefulStop
-from paceline.launch.store_channel import StoreChannel
 from paceline.records.schema import FINISHED_FILE
+from paceline.signing import Signer
 
 OUTCOME_S = 60.0
 """Seconds in which a follower must report how its ranks ended, once they have ended elsewhere."""
@@ -69,9 +74,20 @@ class Leader:
     """Number of jobs started so far."""
     stop_requested: bool = False
     """Whether a signal asked the ranks of the last job to stop."""
+    early_stop: EarlyStop = field(default_factory=EarlyStop)
+    """Signal that asked to stop while no ranks ran."""
+    own_signer: Signer = field(default_factory=Signer.random)
+    """Key of a launch without followers."""
 
     def __post_init__(self) -> None:
         self._heartbeats = None if self.channel is None else HeartbeatMonitor(self.channel, self._followers)
+        self._watch: HangWatch | None = None
+
+    @property
+    def _job_signer(self) -> Signer:
+        """Signer of the current job; followers derive the same key."""
+        signer = self.own_signer if self.channel is None else self.channel.signer
+        return signer.derive("job", str(self.jobs))
 
     @property
     def _followers(self) -> list[int]:
@@ -90,11 +106,15 @@ class Leader:
         address, port = listener.getsockname()[:2]
         endpoint = rendezvous.format_endpoint(address, port)
         # The store must exist until all launchers have reported the end of their ranks, which are connected to it.
-        store = rendezvous.open_store(address, port, listener, timedelta(seconds=job.timeout))
+        opened = rendezvous.open_store(address, port, listener, timedelta(seconds=job.timeout))
+        store = SignedStore(opened, self._job_signer, self.notify)
         if self.channel is not None:
             posted = PostedJob(rank_ranges=rank_ranges, endpoint=endpoint, file=job.file, job=job.to_json())
-            self.channel.post(job_key(self.jobs), posted)
-        codes, failure = self._start_own_ranks(job, rank_ranges[0], endpoint, store)
+            self.channel.release()
+            self.channel.keep(job_key(self.jobs), posted)
+        self._watch = HangWatch(job, rank_ranges, self._names_of(rank_ranges))
+        with self._watch.watching(address, port, self._job_signer):
+            codes, failure = self._start_own_ranks(job, rank_ranges[0], endpoint, store)
         for rank_range in rank_ranges[1:]:
             others, reason = self._wait_for_outcome(rank_range, job, failed=bool(codes or failure))
             codes |= others
@@ -103,7 +123,7 @@ class Leader:
         ended_early = codes or failure or any(job.folder.error_file(rank).exists() for rank in range(shape.ranks))
         if ended_early and len(_finished_files(job) - finished_before) < len(job.runs):
             self._check_followers(after_failure=True)
-            raise failure or find_root_cause(codes, job.folder, range(shape.ranks))
+            raise self._watch.error() or failure or find_root_cause(codes, job.folder, range(shape.ranks))
 
     @property
     def lost_hosts(self) -> list[LauncherInfo]:
@@ -130,25 +150,28 @@ class Leader:
         if self.channel is None:
             return
         with contextlib.suppress(LaunchError):
-            self.channel.post(END, LaunchEnd.of(error))
+            self.channel.keep(END, LaunchEnd.of(error))
             deadline = time.monotonic() + FOLLOWERS_FINISH_S
             lost = set() if self._heartbeats is None else self._heartbeats.lost()
             for follower in sorted({*self._followers} - lost):
-                self.channel.wait(finished_key(follower), within_s=deadline - time.monotonic())
+                self.channel.wait(finished_key(follower), bool, within_s=deadline - time.monotonic())
 
     def _rendezvous_address(self, rank_ranges: Sequence[RankRange]) -> tuple[str, int]:
-        """Return the address and port (0: any) for a job's rendezvous.
+        """Return the address and port (0: any) for a job's rendezvous: no more hosts can connect than must.
 
-        The address is the one on the route to the first participating other host, or without one the loopback address.
-        Without followers it is `--master`, if given.
+        The address is the one on the route to the first participating other host. If all launchers share a network, it
+        is the loopback address. Without followers it is `--master`, if given.
         """
         if self.channel is None:
             return rendezvous.parse_master(self.launcher.master) if self.launcher.master else (LOOPBACK, 0)
         infos = [self._info(rank_range.launcher) for rank_range in rank_ranges]
         others = [info for info in infos if info.network != self.launcher_infos[0].network]
-        if others:
-            return source_address(others[0].address), 0
-        return self.launcher_infos[0].address if len(rank_ranges) > 1 else LOOPBACK, 0
+        return source_address(others[0].address) if others else LOOPBACK, 0
+
+    def _names_of(self, rank_ranges: Sequence[RankRange]) -> dict[int, str]:
+        """Return the names of the hosts of ranks, by launcher, if there are several."""
+        infos = [self._info(rank_range.launcher) for rank_range in rank_ranges]
+        return {info.launcher: info.name for info in infos} if len({info.node for info in infos}) > 1 else {}
 
     def _info(self, launcher: int) -> LauncherInfo:
         return next(info for info in self.launcher_infos if info.launcher == launcher)
@@ -164,6 +187,7 @@ class Leader:
             is_requested_elsewhere=lambda: self.channel is not None and self.channel.has(stop_key(self.jobs)),
             grace_s=self.launch.grace,
             notify=self.notify,
+            early=self.early_stop,
         )
         try:
             codes = start_ranks(
@@ -171,6 +195,7 @@ class Leader:
                 rank_range,
                 endpoint,
                 store=store,
+                signer=self._job_signer,
                 threads=self.launch.threads,
                 remote_failed=self._remote_failed,
                 stop=stop if job.stops_on_request else None,
@@ -179,11 +204,13 @@ class Leader:
             failure = error
         self.stop_requested = stop.requested
         if self.channel is not None and (codes or failure):
-            self.channel.post(failed_key(self.jobs), rank_range.launcher)
+            self.channel.keep(failed_key(self.jobs), rank_range.launcher)
         return codes, failure
 
     def _remote_failed(self) -> float | None:
-        """Return whether ranks of a follower failed, or a follower is lost, and how long other ranks may go on."""
+        """Return whether ranks of a follower failed or hang, or a follower is lost, and how long others may go on."""
+        if self._watch is not None and self._watch.hang is not None:
+            return 0.0
         if self.channel is None or self._heartbeats is None:
             return None
         failed = self.channel.has(failed_key(self.jobs))
@@ -203,7 +230,7 @@ class Leader:
         key = outcome_key(self.jobs, rank_range.launcher)
         timeout_s = OUTCOME_S + (0.0 if failed else job.timeout)
         deadline = time.monotonic() + timeout_s
-        while not self.channel.wait(key, within_s=0.5):
+        while (outcome := self.channel.wait(key, JobOutcome, within_s=0.5)) is None:
             failed = failed or self.channel.has(failed_key(self.jobs))
             if rank_range.launcher in self._heartbeats.lost(after_failure=failed):
                 return {}, None
@@ -213,7 +240,6 @@ class Leader:
                     f"{name} did not report within {short_seconds(timeout_s)} how its ranks ended.",
                     hint="see the output of the command on that host",
                 )
-        outcome = self.channel.read(key, JobOutcome)
         if outcome.sends_files:
             self.channel.receive_files(files_key(self.jobs, rank_range.launcher), Path("/"), job.folders)
         return outcome.codes, None if outcome.error is None else error_from_info(outcome.error)
@@ -223,22 +249,32 @@ class Leader:
         lost = set() if self._heartbeats is None else self._heartbeats.lost(after_failure=after_failure)
         if lost:
             names = dict.fromkeys(self._info(launcher).name for launcher in sorted(lost))
+            situation = "" if self._watch is None else self._watch.situation()
             raise LaunchError(
-                f"lost contact with {' and '.join(names)}.", hint="see the output of the command on that host"
+                f"lost contact with {' and '.join(names)}{f': {situation}' if situation else ''}.",
+                hint="see the output of the command on that host",
             )
 
 
 def join_launch(
-    launcher: LauncherProcess, launch: LaunchConfig, settings: Mapping[str, Any], *, timeout_s: float, notify: Notify
+    launcher: LauncherProcess,
+    launch: LaunchConfig,
+    settings: Mapping[str, Any],
+    command: OwnCommand,
+    *,
+    timeout_s: float,
+    notify: Notify,
 ) -> Leader | None:
     """Run the handshake with all launchers. On launcher 0, return the `Leader`; on followers, run jobs to the end.
 
-    Followers return None after the last job.
+    Followers return None after the last job. They run only jobs of `command`.
     """
+    token = TokenSource(launcher, launch, timeout_s, notify)
     if launcher.launchers == 1:
         return Leader(launcher, launch, [own_launcher_info(launcher, LOOPBACK, settings)], None, notify)
-    channel, address = open_channel(launcher, timeout_s, notify)
+    channel, address = open_channel(launcher, token, timeout_s, notify)
     launcher_infos = run_handshake(channel, launcher, own_launcher_info(launcher, address, settings), timeout_s, notify)
+    token.forget()
     if launcher.is_leader:
         return Leader(launcher, launch, launcher_infos, channel, notify)
     if launcher.started_by == "paceline":
@@ -246,7 +282,7 @@ def join_launch(
             f"host {launcher.number} of {launcher.launchers}: connected; host 0 ({launcher_infos[0].host}) is the "
             "leader and shows the progress"
         )
-    follow(channel, launcher, launch)
+    follow(channel, launcher, launch, command)
     return None
 
 

@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -23,9 +23,10 @@ if __name__ == "__main__":
 from paceline.config.emulation import CGROUP_VARIABLE
 from paceline.errors import PreemptedError, RecordError
 from paceline.launch.emulation.cgroup import enter
-from paceline.launch.failures import FULL_DISK_EXIT_CODE, record_failure
+from paceline.launch.faults.failures import FULL_DISK_EXIT_CODE, record_failure
 from paceline.launch.job import Job
 from paceline.records.growing_file import full_disk_error
+from paceline.signing import Signer, job_signer, keep_job_key
 
 MODULE = "paceline.launch.rank"
 LOCAL_RANK, LOCAL_SIZE = "PACELINE_LOCAL_RANK", "PACELINE_LOCAL_SIZE"
@@ -40,6 +41,7 @@ def main() -> None:
     launcher_pid = os.getppid()
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
+    keep_job_key(Signer.take_from(os.environ))
     _exit_with_parent(launcher_pid)
     _set_local_rank_on_host()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -47,10 +49,11 @@ def main() -> None:
     progress = JobProgress()
     try:
         _prepare(job, rank, launcher_pid)
-        if job.script is None:
-            run_job(job, progress)
-        else:
-            run_script_job(job)
+        with _reporting_status(job, rank):
+            if job.script is None:
+                run_job(job, progress)
+            else:
+                run_script_job(job)
     except BaseException as error:
         _exit_process(_report_failure(error, job, rank, progress))
     _exit_process(0)
@@ -64,6 +67,7 @@ def _prepare(job: Job, rank: int, launcher_pid: int) -> None:
     except RecordError:
         _exit_process(FULL_DISK_EXIT_CODE)
     faulthandler.enable()  # Print the stacks of all threads if native code ends this process.
+    faulthandler.register(signal.SIGQUIT, all_threads=False)  # Print the stack of a rank that does not answer.
     if job.stops_on_request:
         leave_stop_signals_to(launcher_pid)
     else:
@@ -102,12 +106,36 @@ class JobProgress:
     """Index of the current run; None before the first."""
 
 
+@contextmanager
+def _reporting_status(job: Job, rank: int) -> Iterator[None]:
+    """Report to the watchdog what this rank does, for the duration of a `with` block.
+
+    The last report is that it has done all its work. A rank that fails ends at once.
+    """
+    if not job.hang_timeout:
+        yield
+        return
+    _import_torch()
+    from paceline.comm.watchdog.reporter import Reporter, connect
+
+    try:
+        store = connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), job_signer())
+    except RuntimeError:  # Joining the other ranks fails next, with an error that says why.
+        yield
+        return
+    reporter = Reporter(store, rank, job.hang_timeout)
+    reporter.start()
+    yield
+    reporter.stop()
+
+
 def run_job(job: Job, progress: JobProgress) -> None:
     """Connect to the other ranks, execute every run of the job, disconnect."""
     _import_torch()
     from paceline.comm import join_world, leave_world
     from paceline.doctor.examine import examine_machines, examine_run
     from paceline.doctor.reach import check_reach
+    from paceline.measure.activity import ACTIVITY
     from paceline.training.parity.task import prove_run
     from paceline.training.run import run
 
@@ -120,6 +148,7 @@ def run_job(job: Job, progress: JobProgress) -> None:
     _enter_host_cgroup()
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number
+        ACTIVITY.reset("preparing the run")
         resume = {"resume": Path(job.resume)} if job.resume else {}
         task(config, world, folder, threads=job.threads, number=number, command=job.command, **resume)
     leave_world()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.config import LaunchConfig
+from paceline.config.whole_number import whole_number
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.launcher_process import LauncherInfo, LauncherProcess, RankRange, Shape
 from paceline.launch.slurm.step import launcher_from_slurm
@@ -105,6 +106,7 @@ def _launcher_from_torchrun(launch: LaunchConfig, environment: Mapping[str, str]
 def _read_number(environment: Mapping[str, str], name: str, *, default: int = 0, minimum: int = 0) -> int:
     """Return a number from an environment variable that torchrun sets. Raise `LaunchError` if it is invalid."""
     text = environment.get(name, str(default))
-    if not text.isdecimal() or int(text) < minimum:
+    number = whole_number(text)
+    if number is None or number < minimum:
         raise LaunchError(f"{name} must be an integer of at least {minimum}, but it is {text!r}.", hint=_TORCHRUN_HINT)
-    return int(text)
+    return number

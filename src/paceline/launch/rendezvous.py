@@ -22,8 +22,11 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from paceline.comm.network import LOOPBACK
+from paceline.comm.stores.signed import SignedStore
+from paceline.config.whole_number import whole_number
 from paceline.errors import LaunchError
 from paceline.formatting import short_seconds
+from paceline.signing import Signer
 
 BACKEND = "paceline"
 POLL_S = 0.1
@@ -34,11 +37,21 @@ detect that by themselves."""
 
 
 class FailureAwareStore(PrefixStore):
-    """Store for torch's launcher whose waits end when ranks of another launcher fail."""
+    """Store for torch's launcher whose waits end when ranks of another launcher fail.
 
-    def __init__(self, prefix: str, store: Store, remote_failed: FailureCheck) -> None:
+    Counters are values of the launchers, each of which adds once: values are signed, a counter of torch's store is not.
+    """
+
+    def __init__(self, prefix: str, store: Store, rank: int, launchers: int, remote_failed: FailureCheck) -> None:
         super().__init__(prefix, store)
+        self._rank, self._launchers = rank, launchers
         self._remote_failed = remote_failed
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; return the sum so far. The last launcher to add sees the values of all."""
+        self.set(f"{key}-{self._rank}", str(amount))
+        keys = [f"{key}-{launcher}" for launcher in range(self._launchers)]
+        return sum(int(self.get(one)) for one in keys if self.check([one]))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are set. Raise `RuntimeError` on time-out, or if ranks of another launcher failed."""
@@ -65,12 +78,14 @@ class FailureAwareStore(PrefixStore):
 class BoundRendezvous(StaticTCPRendezvous):
     """torch's static rendezvous, with a store that the leader has already opened."""
 
-    def __init__(self, params: RendezvousParameters, store: Store | None, remote_failed: FailureCheck) -> None:
+    def __init__(
+        self, params: RendezvousParameters, store: Store | None, signer: Signer, remote_failed: FailureCheck
+    ) -> None:
         address, port = parse_rendezvous_endpoint(params.endpoint, -1)
         super().__init__(
             address, port, int(params.config["rank"]), params.max_nodes, params.run_id, int(params.config["timeout"])
         )
-        self._store = store
+        self._store, self._signer = store, signer
         self._remote_failed = remote_failed
 
     def get_backend(self) -> str:
@@ -80,8 +95,9 @@ class BoundRendezvous(StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the rendezvous; connect to the store unless this process opened it."""
         if self._store is None:
-            self._store = open_store(self.master_addr, self.master_port, None, self.timeout)
-        store = FailureAwareStore(self.run_id, self._store, self._remote_failed)
+            client = open_store(self.master_addr, self.master_port, None, self.timeout)
+            self._store = SignedStore(client, self._signer)
+        store = FailureAwareStore(self.run_id, self._store, self.rank, self.world_size, self._remote_failed)
         return RendezvousInfo(
             store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port)
         )
@@ -122,10 +138,11 @@ def bind(address: str = LOOPBACK, port: int = 0) -> socket.socket:
 
 def parse_master(master: str) -> tuple[str, int]:
     """Split ADDRESS:PORT into address and port."""
-    address, _, port = master.rpartition(":")
-    if not address or not port.isdigit() or not 0 < int(port) < 65536:
+    address, _, written = master.rpartition(":")
+    port = whole_number(written)
+    if not address.strip("[]") or port is None or not 0 < port < 65536:
         raise LaunchError(f"--master {master!r} is not ADDRESS:PORT.", hint="write it as 198.18.0.1:29500")
-    return address.strip("[]"), int(port)
+    return address.strip("[]"), port
 
 
 def format_endpoint(address: str, port: int) -> str:
@@ -134,15 +151,15 @@ def format_endpoint(address: str, port: int) -> str:
 
 
 @contextmanager
-def registered(store: Store | None, remote_failed: FailureCheck) -> Iterator[None]:
+def registered(store: Store | None, signer: Signer, remote_failed: FailureCheck) -> Iterator[None]:
     """Register `BACKEND` with the elastic launcher for the duration of a `with` block.
 
     `store` is the leader's open store, or None on followers. The registry does not keep it: its port must be free for
-    the next job.
+    the next job. `signer` signs what launchers write to the store.
     """
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
-        return BoundRendezvous(params, store, remote_failed)
+        return BoundRendezvous(params, store, signer, remote_failed)
 
     rendezvous_handler_registry.register(BACKEND, create)
     try:

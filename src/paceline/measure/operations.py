@@ -1,33 +1,72 @@
-"""Log of communication operations: kind, bytes, purpose, start, end, and since when the compute thread waited."""
+"""Log of communication operations: kind, bytes, purpose, start, end, and since when the compute thread waited.
+
+Operations of recorded steps are kept for the timeline. All others are only known while they are in progress, for the
+watchdog, which reports what a rank waits in.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from paceline.measure.clock import Clock, CpuMark, Mark
-from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, is_recorded
+from paceline.records.timeline import MESSAGES, NOT_MEASURED, Purpose, RowKind, is_recorded
 
 SMALL_BYTES = 2**20
 """Size that takes at most about 0.1 ms to copy."""
+
+MOST_OPEN = 1000
+"""Most operations that count as being in progress; more have been started and never waited for."""
 
 
 class ActiveOperation:
     """An operation in progress."""
 
-    __slots__ = ("bytes", "end", "kind", "peer", "purpose", "start", "step", "waited_from")
+    __slots__ = (
+        "bytes",
+        "end",
+        "has_ended",
+        "is_kept",
+        "kind",
+        "members",
+        "number",
+        "peer",
+        "purpose",
+        "start",
+        "step",
+        "waited_from",
+    )
 
-    def __init__(self, step: int, kind: RowKind, purpose: Purpose, size: int, peer: int, start: Mark) -> None:
+    def __init__(
+        self,
+        step: int,
+        kind: RowKind,
+        purpose: Purpose,
+        size: int,
+        peer: int,
+        start: Mark,
+        is_kept: bool,
+        number: int,
+        members: Sequence[int],
+    ) -> None:
         self.step = step
         self.kind = kind
         self.purpose = purpose
         self.bytes = size
         self.peer = peer
         self.start = start
+        self.is_kept = is_kept
+        """Whether it is a row of the timeline; if not, its times are not measured."""
+        self.number = number
+        """Number of gradient operations that the step has started before it."""
+        self.members = members
+        """Ranks that take part; empty for all workers."""
+        self.has_ended: Callable[[], bool] | None = None
+        """Returns whether it has ended, if its end is reported late or not at all."""
         self.end: Mark = None
         self.waited_from: Mark = None
         """Time from which the compute thread waited; `start` itself if it did not continue after the start."""
@@ -51,7 +90,12 @@ class OperationLog:
         self._context = _ThreadContext()
         self._idle_since: Mark = None
         self._done: deque[ActiveOperation] = deque()  # Other threads append to it while it is emptied.
-        self._polled: list[tuple[ActiveOperation, Callable[[], bool]]] = []
+        self._polled: list[ActiveOperation] = []
+        self._open: dict[ActiveOperation, None] = {}
+        """Operations in progress, in the order of their start."""
+        self._gradient_operations = 0
+        self.changes = 0
+        """Number of starts and ends of operations, for the watchdog."""
         self._ending = threading.Lock()
         self._computing_thread = threading.get_ident()
         self._engine_count = self._engine_count_before = 0
@@ -64,6 +108,9 @@ class OperationLog:
         self._step, self._keeping = step, is_recorded(step)
         self._computing_thread = threading.get_ident()
         self._engine_count_before, self._engine_count = self._engine_count, 0
+        self._gradient_operations = 0
+        if self._open:
+            self._forget(self._is_over)
 
     def end_step(self) -> None:
         """End the step; operations that start from here on belong to no step."""
@@ -115,24 +162,39 @@ class OperationLog:
         finally:
             self._idle_since = None
 
-    def start(self, kind: RowKind, size: int, peer: int, *, blocking: bool = False) -> ActiveOperation | None:
-        """Record the start of an operation, `blocking` if this thread waits for it; return None if it is not kept."""
-        step = self._context.step
-        if not (self._keeping if step is None else is_recorded(step)):
-            return None
-        step = self._step if step is None else step
-        operation = ActiveOperation(step, kind, self._context.purpose, size, peer, self._clock.mark())
-        if blocking and self._computes_here():
-            operation.waited_from = operation.start
+    def start(
+        self, kind: RowKind, size: int, peer: int, *, blocking: bool = False, members: Sequence[int] = ()
+    ) -> ActiveOperation:
+        """Record the start of an operation of `members`, by default of all workers; `blocking` if this thread waits."""
+        context = self._context
+        step, purpose, number = context.step, context.purpose, self._gradient_operations
+        if step is None:
+            step, is_kept = self._step, self._keeping
+        else:
+            is_kept = is_recorded(step)
+        if purpose is Purpose.GRADIENTS:
+            self._gradient_operations = number + 1
+        start = self._clock.mark() if is_kept else None
+        operation = ActiveOperation(step, kind, purpose, size, peer, start, is_kept, number, members)
+        if blocking and is_kept and self._computes_here():
+            operation.waited_from = start
+        self._open[operation] = None
+        if len(self._open) > MOST_OPEN:
+            self._forget(lambda _: True)
+        self.changes += 1
         return operation
 
     def mark_waiting(self, operation: ActiveOperation) -> None:
         """Record that this thread starts to wait for the end of an operation."""
-        if operation.waited_from is None and operation.end is None and self._computes_here():
+        if operation.is_kept and operation.waited_from is None and operation.end is None and self._computes_here():
             operation.waited_from = self._clock.mark()
 
     def end(self, operation: ActiveOperation) -> None:
         """Record the end of an operation; calls after the first have no effect."""
+        self._open.pop(operation, None)
+        self.changes += 1
+        if not operation.is_kept:
+            return
         with self._ending:
             if operation.end is None:
                 operation.end = self._clock.mark()
@@ -141,9 +203,22 @@ class OperationLog:
                     operation.waited_from = max(operation.start, idle_since)
                 self._done.append(operation)
 
+    def drop(self, operation: ActiveOperation) -> None:
+        """Discard an operation that could not be started, or that failed."""
+        self._open.pop(operation, None)
+
+    def in_progress(self) -> ActiveOperation | None:
+        """Return the oldest operation that has not ended, for another thread; None if there is none."""
+        for operation in list(self._open):
+            if operation.has_ended is None or not self._clock.on_host or not operation.has_ended():
+                return operation
+        return None
+
     def poll_later(self, operation: ActiveOperation, has_ended: Callable[[], bool]) -> None:
         """Let `poll` detect the end of an operation, in case the thread that reports it is late or does not run."""
-        self._polled.append((operation, has_ended))
+        operation.has_ended = has_ended
+        if operation.is_kept:
+            self._polled.append(operation)
 
     def mark_engine_start(self, operation: ActiveOperation) -> bool:
         """Record that the autograd engine started an operation in a backward pass, which will wait for it.
@@ -174,10 +249,25 @@ class OperationLog:
         if not self._polled:
             return
         if self._clock.on_host:
-            for operation, has_ended in self._polled:
-                if operation.end is None and has_ended():
+            for operation in self._polled:
+                if operation.end is None and operation.has_ended is not None and operation.has_ended():
                     self.end(operation)
-        self._polled = [entry for entry in self._polled if entry[0].end is None]
+        self._polled = [operation for operation in self._polled if operation.end is None]
+
+    def _forget(self, condition: Callable[[ActiveOperation], bool]) -> None:
+        for operation in list(self._open):
+            if condition(operation):
+                self._open.pop(operation, None)
+
+    def _is_over(self, operation: ActiveOperation) -> bool:
+        """Return whether an operation has ended, although nobody has waited for it in Python: its handle holds memory.
+
+        Gloo does not tell whether a message has arrived, so messages of earlier steps count as ended.
+        """
+        if operation.kind in MESSAGES:
+            return operation.step < self._step - 1
+        ended = operation.has_ended
+        return not operation.is_kept and ended is not None and self._clock.on_host and ended()
 
     def take_rows(self) -> list[tuple[Any, ...]]:
         """Return the rows of operations that ended since the last call; on a GPU, wait for their events."""

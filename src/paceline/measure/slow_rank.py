@@ -48,7 +48,9 @@ class SlowRankStopwatch(Stopwatch):
         """Sleep for the extra time that slower compute would take; deduct oversleeping from the next sleep."""
         self._due_s += self._excess * computed_s
         started_s = time.perf_counter()
+        self.is_sleeping = True
         time.sleep(max(0.0, self._due_s))
+        self.is_sleeping = False
         slept_s = time.perf_counter() - started_s
         self._due_s -= slept_s
         self.clock.slept_s += slept_s

@@ -24,6 +24,16 @@ COLUMNS = {DATA: 0, FORWARD: 1, BACKWARD: 2, AFTER_BACKWARD: 2, AGREE: 3, OPTIMI
 KINDS = {DATA: RowKind.DATA, FORWARD: RowKind.FORWARD, BACKWARD: RowKind.BACKWARD, OPTIMISER: RowKind.OPTIMISER}
 """Phases that have rows in a timeline."""
 
+PHASES_AFTER = {
+    None: "loading data",
+    DATA: "in the forward pass",
+    FORWARD: "in the backward pass",
+    BACKWARD: "synchronising gradients",
+    AFTER_BACKWARD: "synchronising gradients",
+    AGREE: "in the optimiser",
+}
+"""Activity of a rank after each phase of a step, in words."""
+
 TimelineRow = tuple[Any, ...]
 
 
@@ -64,6 +74,22 @@ class Stopwatch:
         self._gradients: LastGradient | None = None
         self._backward_done: CpuMark | None = None
         self._thread = threading.get_ident()
+        self._laps = Laps(-1, None, NOT_MEASURED, [])
+        self.is_sleeping = False
+        """Whether the rank sleeps in order to emulate a slow one."""
+
+    @property
+    def changes(self) -> tuple[int, int]:
+        """Values that change with each phase of a step, for the watchdog."""
+        return self.next_step, len(self._laps.ends)
+
+    @property
+    def phase(self) -> str:
+        """Current phase, in words, for another thread; empty between steps."""
+        laps = self._laps
+        if laps.step != self.next_step:
+            return ""
+        return PHASES_AFTER.get(laps.ends[-1][0] if laps.ends else None, "between steps")
 
     def begin(self) -> None:
         """Start a step."""

@@ -68,6 +68,8 @@ class CheckpointInfo(Struct, frozen=True, kw_only=True):
     """Epoch of the next step."""
     epoch_samples: Count
     """Samples of that epoch that are trained, over all ranks."""
+    epoch_batches: Count = 0
+    """Batches of that epoch that were read from an iterable; 0 if the data has a length."""
     samples: Count
     """Samples trained in total, over all ranks."""
     strategy: str

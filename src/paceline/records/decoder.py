@@ -60,7 +60,8 @@ def decode(content: bytes, kind: type[ModelT], name: str) -> ModelT:
     except UnicodeDecodeError as error:
         raise ValueError(str(error)) from None
     except msgspec.DecodeError as error:
-        raise ValueError(str(error).replace("JSON is malformed", "it is not valid JSON")) from None
+        text = str(error).replace("Input data was truncated", "it is not valid JSON: it is cut short")
+        raise ValueError(text.replace("JSON is malformed", "it is not valid JSON")) from None
 
 
 def convert(value: Any, kind: type[ModelT], name: str, file: Path) -> ModelT:
@@ -72,17 +73,36 @@ def convert(value: Any, kind: type[ModelT], name: str, file: Path) -> ModelT:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return the content of a file; raise `RecordError` if that fails."""
+    """Return the content of a file; raise `RecordError` if that fails.
+
+    A pipe or a device of that name is refused, since reading it might never end.
+    """
     try:
+        if not file.is_file() and not file.is_dir() and file.exists():
+            raise RecordError(f"{file} cannot be read: it is not a regular file.")
         return file.read_bytes()
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror}.") from None
 
 
+def exists(file: Path) -> bool:
+    """Return whether a record has a file; raise `RecordError` if that cannot be found out.
+
+    A folder or a broken link in its place counts as the file: reading it is then an error that names it.
+    """
+    try:
+        file.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the name contains a null byte.
+        return False
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror}.") from None
+    return True
+
+
 def _check_schema(schema: Any, file: Path) -> None:
     if schema != SCHEMA_VERSION:
         raise RecordError(
-            f"{file} has record schema {schema}; this version of Paceline reads only schema {SCHEMA_VERSION}.",
+            f"{file} has record schema {schema!r}; this version of Paceline reads only schema {SCHEMA_VERSION}.",
             hint="repeat the run with this version, or read the record with the version that wrote it",
         )
 

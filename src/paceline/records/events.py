@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, Struct
 
 from paceline.errors import OutOfMemory, RecordError
-from paceline.records.decoder import ModelError, decode, read_bytes
+from paceline.records.decoder import ModelError, decode, exists, read_bytes
 from paceline.records.description import Topology
 from paceline.records.parity import Parity
 from paceline.records.provenance import Provenance
@@ -251,16 +251,34 @@ class _Named(Struct):
 
 
 def read_events(file: Path, kinds: Mapping[str, type[Any]]) -> list[Any]:
-    """Read the events that were written so far, without unknown ones; return an empty list if there is no file."""
-    if not file.is_file():
-        return []
+    """Read the events that were written so far, without unknown ones; return an empty list if there is no file.
+
+    Raise `RecordError` for a line that is damaged.
+    """
+    events, damaged = read_undamaged_events(file, kinds)
+    if damaged:
+        raise RecordError(f"{file} is damaged: {damaged[0]}.")
+    return events
+
+
+def read_undamaged_events(file: Path, kinds: Mapping[str, type[Any]]) -> tuple[list[Any], list[str]]:
+    """Read the events of all lines that are not damaged; return them and, as a clause, what is wrong with each other.
+
+    Raise `RecordError` only if the file cannot be read.
+    """
+    if not exists(file):
+        return [], []
     content = read_bytes(file)
+    events, damaged = list[Any](), list[str]()
     lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]  # A truncated last line is ignored.
-    try:
-        events = [decode_event(line, kinds, f"line {number}") for number, line in enumerate(lines, start=1)]
-    except ValueError as error:
-        raise RecordError(f"{file} is damaged: {error}.") from None
-    return [event for event in events if event is not None]
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = decode_event(line, kinds, f"line {number}")
+        except ValueError as error:
+            damaged.append(str(error))
+        else:
+            events += [] if event is None else [event]
+    return events, damaged
 
 
 def decode_event(line: bytes, kinds: Mapping[str, type[Any]], name: str = "event") -> Any:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from paceline.errors import RecordError
-from paceline.records.decoder import VersionedFile, read_model
+from paceline.records.decoder import VersionedFile, exists, read_model
 from paceline.records.description import RecordedEmulation
 from paceline.records.provenance import Provenance
 from paceline.records.schema import DOCTOR_FILE
@@ -296,4 +296,4 @@ def find_examination(folder: Path) -> Examination | None:
 
 def has_examination(folder: Path) -> bool:
     """Return whether a folder contains an examination."""
-    return (folder / DOCTOR_FILE).is_file()
+    return exists(folder / DOCTOR_FILE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paceline.errors import RecordError
 from paceline.records import schema
-from paceline.records.decoder import read_model
+from paceline.records.decoder import exists, read_bytes, read_model
 from paceline.records.description import RunDescription, Topology
 from paceline.records.events import RUN_EVENTS, EventT, ResumedEvent, RunEvent, events_of, read_events
 from paceline.records.provenance import Provenance
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_VALUE = 1e18
 """Upper limit of every value of a step or sample: 10¹⁸ bytes exceed the memory of any host."""
+TIMELINES, RESOURCES, MARKS, PROFILES = "timeline-*.bin", "resources-*.csv", "marks-*.csv", "profile-*.json"
+"""Files of ranks that a report can do without."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,10 @@ class RunRecord:
     summary: Summary | None
     """None if the run did not complete."""
     finished: bool
+    omitted: frozenset[str] = frozenset()
+    """Names of files that are damaged, as patterns such as `timeline-*.bin`; they count as not written."""
+    read_warnings: list[str] = field(default_factory=list)
+    """Sentences on these files."""
 
     @property
     def lockstep(self) -> bool:
@@ -97,7 +103,7 @@ class RunRecord:
         """Timelines by rank, read on first access; empty if events were not collected."""
         from paceline.records.timeline import read_timeline
 
-        files = self._files("timeline-*.bin")
+        files = self._files(TIMELINES)
         found = {rank: read_timeline(file, self.topology.world_size) for rank, file in files.items()}
         return {rank: timeline.without_drift(self._drift_rate(rank)) for rank, timeline in found.items()}
 
@@ -106,7 +112,7 @@ class RunRecord:
         """CPU and memory samples by rank, read on first access; empty if there are none."""
         from paceline.records.resources import read_resources
 
-        found = {rank: read_resources(file) for rank, file in self._files("resources-*.csv").items()}
+        found = {rank: read_resources(file) for rank, file in self._files(RESOURCES).items()}
         return {rank: samples.without_drift(self._drift_rate(rank)) for rank, samples in found.items()}
 
     @cached_property
@@ -114,7 +120,7 @@ class RunRecord:
         """Evaluations, epoch ends and garbage collections by rank, read on first access."""
         from paceline.records.resources import read_marks
 
-        found = {rank: read_marks(file) for rank, file in self._files("marks-*.csv").items()}
+        found = {rank: read_marks(file) for rank, file in self._files(MARKS).items()}
         return {rank: [mark.without_drift(self._drift_rate(rank)) for mark in marks] for rank, marks in found.items()}
 
     @cached_property
@@ -122,11 +128,12 @@ class RunRecord:
         """Results of torch's profiler by rank, read on first access; empty without `--profile`."""
         from paceline.records.profile import read_profile
 
-        return {rank: read_profile(file) for rank, file in self._files("profile-*.json").items()}
+        return {rank: read_profile(file) for rank, file in self._files(PROFILES).items()}
 
     def _files(self, pattern: str) -> dict[int, Path]:
         """Return per-rank files by rank; raise `RecordError` for a rank beyond the world size."""
-        files, ranks = files_by_rank(self.path, pattern), self.topology.world_size
+        files = {} if pattern in self.omitted else files_by_rank(self.path, pattern)
+        ranks = self.topology.world_size
         for rank, file in files.items():
             if rank >= ranks:
                 raise RecordError(f"{file} belongs to a rank that the run did not have: its world size was {ranks}.")
@@ -150,7 +157,7 @@ def files_by_rank(path: Path, pattern: str) -> dict[int, Path]:
 def read_run(path: Path) -> RunRecord:
     """Read the record in a folder. Lines truncated by a kill are ignored; other damage raises `RecordError`."""
     run_file = path / schema.RUN_FILE
-    if not run_file.is_file():
+    if not exists(run_file):
         raise RecordError(f"{path} contains no record: {schema.RUN_FILE} is missing.", hint="name the folder of a run")
     run = read_model(run_file, RunDescription, "run")
     check_settings(run.config, "run.config", run_file, needed=("strategy", "bn"))
@@ -162,8 +169,30 @@ def read_run(path: Path) -> RunRecord:
         steps={rank: read_steps(file) for rank, file in files_by_rank(path, "rank-*.csv").items()},
         events=counting_events(read_events(path / schema.EVENTS_FILE, RUN_EVENTS)),
         summary=_read_summary(path / schema.SUMMARY_FILE),
-        finished=(path / schema.FINISHED_FILE).is_file(),
+        finished=exists(path / schema.FINISHED_FILE),
     )
+
+
+def read_usable_run(path: Path) -> RunRecord:
+    """Read the record in a folder, without optional files that are damaged; `read_warnings` says which these are.
+
+    Damage to any other file raises `RecordError`.
+    """
+    run = read_run(path)
+    contents = {
+        TIMELINES: ("timelines", "the communication of this run"),
+        RESOURCES: ("resources", "the CPU and memory use of this run"),
+        MARKS: ("marks", "the evaluations of this run in the timeline"),
+        PROFILES: ("profiles", "the profile of this run"),
+    }
+    omitted, warnings = set[str](), list[str]()
+    for pattern, (name, content) in contents.items():
+        try:
+            getattr(run, name)
+        except RecordError as error:
+            omitted.add(pattern)
+            warnings.append(f"{error.message} The report omits {content}.")
+    return replace(run, omitted=frozenset(omitted), read_warnings=warnings) if omitted else run
 
 
 def is_complete(path: Path) -> bool:
@@ -178,7 +207,7 @@ def is_complete(path: Path) -> bool:
     if run.summary is None or not (run.finished or _is_stopped_by_divergence(run.summary)):
         return False
     steps = {rank.rank: rank.steps for rank in run.summary.ranks}
-    written = [set(files_by_rank(path, pattern)) for pattern in ("timeline-*.bin", "resources-*.csv", "marks-*.csv")]
+    written = [set(files_by_rank(path, pattern)) for pattern in (TIMELINES, RESOURCES, MARKS)]
     return all(len(run.steps.get(rank, ())) == number for rank, number in steps.items()) and all(
         not ranks or steps.keys() <= ranks for ranks in written
     )
@@ -191,7 +220,7 @@ def _is_stopped_by_divergence(summary: Summary) -> bool:
 
 def _read_summary(file: Path) -> Summary | None:
     """Read the summary; return None if the run has not written it."""
-    if not file.is_file():
+    if not exists(file):
         return None
     summary = read_model(file, Summary, "summary")
     try:
@@ -230,11 +259,9 @@ def whole_lines(text: str) -> list[str]:
 def read_text(file: Path) -> str:
     """Read a text file; raise `RecordError` if that fails."""
     try:
-        return file.read_text(encoding="utf-8")
+        return read_bytes(file).decode()
     except UnicodeDecodeError as error:
         raise RecordError(f"{file} is damaged: {error}.") from None
-    except OSError as error:
-        raise RecordError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 def is_measured(values: npt.NDArray[np.float64]) -> bool:

@@ -54,7 +54,9 @@ def read_resources(file: Path) -> Resources:
 
 def read_marks(file: Path) -> list[schema.MarkRow]:
     """Read one rank's marks, ordered by their end."""
-    _, *lines = whole_lines(read_text(file)) or [""]
+    header, *lines = whole_lines(read_text(file)) or [schema.MARKS_HEADER.strip()]
+    if header != schema.MARKS_HEADER.strip():
+        raise RecordError(f"{file} is damaged: the header line lacks columns.")
     try:
         cells = [line.split(",") for line in lines]
         marks = [schema.MarkRow(kind, float(start), float(end), detail) for kind, start, end, detail in cells]

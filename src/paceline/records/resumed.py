@@ -26,6 +26,7 @@ from paceline.records.events import (
     events_of,
     read_events,
 )
+from paceline.records.step_counter import read_step_count
 
 _FILES_OF_ATTEMPT = (
     "rank-*.csv",
@@ -40,7 +41,10 @@ _FILES_OF_ATTEMPT = (
 
 
 def counting_events(events: Sequence[RunEvent]) -> list[RunEvent]:
-    """Return the events without those of steps that were trained again, and without the starts of earlier attempts."""
+    """Return the events without those of steps that were trained again, and without the starts of earlier attempts.
+
+    Of the same evaluation, or end of an epoch, in several attempts, the last one counts.
+    """
     counting: list[RunEvent] = []
     for event in events:
         if isinstance(event, ResumedEvent):
@@ -48,7 +52,22 @@ def counting_events(events: Sequence[RunEvent]) -> list[RunEvent]:
         elif isinstance(event, ConfigEvent | StartEvent):
             counting = [earlier for earlier in counting if type(earlier) is not type(event)]
         counting.append(event)
-    return counting
+    if not events_of(events, ResumedEvent):
+        return counting
+    last = {_subject(event, place): place for place, event in enumerate(counting)}
+    return [event for place, event in enumerate(counting) if last[_subject(event, place)] == place]
+
+
+def _subject(event: RunEvent, place: int) -> tuple[type, int | None]:
+    """Return a key that is the same for events that describe the same: two attempts may evaluate after the same step.
+
+    A run that resumes at its last step does so, because that evaluation follows the last checkpoint.
+    """
+    if isinstance(event, EvaluationEvent):
+        return EvaluationEvent, event.step
+    if isinstance(event, EpochEvent):
+        return EpochEvent, event.epoch
+    return object, place
 
 
 def _counts_at(event: RunEvent, step: int) -> bool:
@@ -84,10 +103,11 @@ def read_history(folder: Path, step: int) -> History:
     written = read_events(folder / schema.EVENTS_FILE, RUN_EVENTS)
     every = counting_events(written)
     logs = events_of(every, LogEvent)
+    done = max(logs[-1].step, read_step_count(folder)) if logs else 0
     return History(
         events=[event for event in every if _counts_at(event, step)],
         time_s=every[-1].time_s if every else 0.0,
-        redone=max(0, logs[-1].step - step) if logs else 0,
+        redone=max(0, done - step),
         attempt=1 + len(events_of(written, ResumedEvent)),
     )
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import RecordError
+from paceline.records.decoder import read_bytes
 from paceline.records.growing_file import GrowingFile
 from paceline.records.value_types import MAX_TIME_S
 
@@ -180,10 +181,7 @@ def read_timeline(file: Path, ranks: int | None = None) -> Timeline:
 
     Rows are checked, since readers use peers as indices and convert times to integers.
     """
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise RecordError(f"{file} cannot be read: {error.strerror}.") from None
+    content = read_bytes(file)
     if not content.startswith(MAGIC):
         raise RecordError(f"{file} is damaged: it is not a timeline.")
     if not content.startswith(HEADER):

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from paceline.errors import RecordError
 from paceline.records import schema
 from paceline.records.atomic_file import atomic_file
 from paceline.records.description import RunDescription
 from paceline.records.events import Event
+from paceline.records.folder_lock import lock_folder
 from paceline.records.growing_file import GrowingFile, full_disk_error
 from paceline.records.parity import Parity
 from paceline.records.summary import Summary
@@ -77,14 +77,8 @@ class RunFolder:
 
         Raise `RecordError` if another process trains in it. The kernel releases the lock of a process that is killed.
         """
-        lock = FileLock(path / schema.LOCK_FILE)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise RecordError(
-                f"another process is training in {path}.", hint="wait for its end, or name another folder with --out"
-            ) from None
+            lock = lock_folder(path, "training")
         except OSError as error:
             raise unwritable(path, error) from None
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.analysis.batch.sizes import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit, counted_points
+from paceline.analysis.batch.points import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit, counted_points
 from paceline.analysis.chance import chance_of
 from paceline.analysis.exclusions import ALTERNATIVES
 from paceline.analysis.statistics import Estimate
@@ -26,7 +26,7 @@ from paceline.formatting import (
 from paceline.report.run_description import outcome
 from paceline.report.verdict.headline import REMARKS, alternative_sentence
 from paceline.report.verdict.next_command import train_command
-from paceline.report.verdict.phrases import format_ratio, spans_one, without_intervals
+from paceline.report.verdict.phrases import format_ratio, pairing, spans_one, without_intervals
 
 EXTRAPOLATED = (
     "Times per epoch are extrapolated: the time per step × the steps of an epoch. Use --epochs to measure whole epochs."
@@ -56,7 +56,8 @@ def headline_sentence(found: BatchSizes) -> str:
     cost = ""
     if price is not None:
         points, other = ACCURACY.write(price.difference.value), whole(price.accurate.batch)
-        cost = f"; its test accuracy is {points} percentage points below that of batch {other} {length_phrase(found)}"
+        below = f"{points} percentage points below that of batch {other} {length_phrase(found)}"
+        cost = f"; its test accuracy is {below}{price.pairing}"
     elif _is_at_chance(found, best):
         cost = "; its test accuracy is at chance level"
     figures = f"{_rate(best)}{time}{cost}{_next_fastest(found, best)}"
@@ -167,6 +168,8 @@ class _Price:
     """Most accurate size."""
     difference: Estimate
     """Test accuracy of the most accurate size minus that of the fastest."""
+    pairing: str
+    """Clause on a difference that is not that of the medians in the table; empty if it is."""
 
 
 def _certain_price(found: BatchSizes, curve: BatchCurve) -> _Price | None:
@@ -177,7 +180,9 @@ def _certain_price(found: BatchSizes, curve: BatchCurve) -> _Price | None:
     difference = found.accuracy_difference(accurate, best)
     if difference is None or difference.low is None or difference.spans(0):
         return None
-    return _Price(accurate, difference)
+    medians = accurate.row.test_accuracy, best.row.test_accuracy
+    values = [own.value for own in medians if own is not None]
+    return _Price(accurate, difference, pairing(difference, values, ACCURACY))
 
 
 def _is_at_chance(found: BatchSizes, point: BatchPoint) -> bool:
@@ -263,7 +268,7 @@ def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
     if price is not None:
         ends = interval(price.difference.low, price.difference.high, ACCURACY)
         points = ACCURACY.write(price.difference.value)
-        yield f"{when}, {compared}: the speed costs {points} percentage points ({ends})."
+        yield f"{when}, {compared}: the speed costs {points} percentage points ({ends}){price.pairing}."
     elif difference is None:
         yield f"{when}, {compared}; too few repeats to tell whether that is more than chance."
     else:

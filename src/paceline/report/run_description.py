@@ -8,7 +8,7 @@ from paceline.config import RunConfig
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import format_cores, plural, rough_range, short_seconds
-from paceline.records.experiment import Design
+from paceline.records.experiment.design import Design
 
 WARM_UP_COUNTS = "warm-up steps included: fewer than 6 steps"
 """Remark on runs that are too short for means without the warm-up steps."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.comm.messages import irecv, isend
+from paceline.comm.messages.typed import irecv, isend
 from paceline.strategies.base.strategy import AfterBackward
 
 

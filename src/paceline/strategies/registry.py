@@ -18,7 +18,7 @@ from paceline.plans import Plan
 from paceline.user_code import check_module, import_module
 
 if TYPE_CHECKING:
-    from paceline.records.experiment import CandidateRole
+    from paceline.records.experiment.design import CandidateRole
     from paceline.strategies.base.strategy import Strategy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.comm import close_comm, open_comm, share_world
-from paceline.config import DEFAULT_STRATEGY, BatchNormMode, ReplicaGuardMode
+from paceline.comm.watchdog.own_watch import start_own_watch
+from paceline.config import DEFAULT_STRATEGY, HANG_TIMEOUT_S, BatchNormMode, ReplicaGuardMode, group_timeout_s
 from paceline.config.specs import Spec
 from paceline.errors import UsageError
+from paceline.measure.activity import ACTIVITY
 from paceline.strategies.base.strategy import MakeOptimizer, Role
 from paceline.strategies.registry import create
 from paceline.training.checks.attach_arguments import check_arguments
@@ -30,7 +33,9 @@ def attach(
     bn: BatchNormMode = "broadcast",
     allow_unused: bool = False,
     replica_guard: ReplicaGuardMode = "stop",
-    timeout: float = 120.0,
+    hang_timeout: float = HANG_TIMEOUT_S,
+    timeout: float | None = None,
+    check_collectives: bool = False,
     **options: Any,
 ) -> Sync:
     """Attach a strategy to a model. Then call `sync.model`, `backward()` on the loss, and `sync.step()`.
@@ -47,6 +52,10 @@ def attach(
     these differ, `replica_guard` says what happens: "stop" raises a ReplicaError, "warn" warns once, "off" compares
     nothing.
 
+    If ranks wait for others and no rank goes on for `hang_timeout` seconds, the program ends with an error that names
+    what each rank waits in (0: never). An operation fails after `timeout` seconds, by default 60 more. With
+    `check_collectives`, ranks compare every operation of the strategy before it runs, which is slow.
+
     The default strategy is `ddp`. Under `paceline compare --script` it is the strategy that is being measured.
     """
     check_arguments(
@@ -56,7 +65,9 @@ def attach(
         bn=bn,
         allow_unused=allow_unused,
         replica_guard=replica_guard,
+        hang_timeout=hang_timeout,
         timeout=timeout,
+        check_collectives=check_collectives,
     )
     check_not_attached(model)
     task = script_task()
@@ -66,7 +77,9 @@ def attach(
         chosen = create(str(spec))
     else:
         task.check_attach_arguments(strategy, options)
-        chosen, timeout = task.make_strategy(), task.config.timeout
+        chosen, timeout = task.make_strategy(), task.config.timeout_s
+        check_collectives = task.config.check_collectives
+    timeout = timeout or group_timeout_s(hang_timeout)
     chosen.allow_unused = allow_unused
     with ExitStack() as undo:
         undo.callback(share_world(timeout_s=timeout))
@@ -82,6 +95,7 @@ def attach(
             device=device,
             backend=choose_backend(device),
             timeout_s=timeout,
+            check_collectives=check_collectives,
             stopwatch=None if task is None else task.stopwatch(device),
         )
         assert comm is not None
@@ -89,5 +103,9 @@ def attach(
         open_sync = Sync if task is None else task.attach
         sync = open_sync(model, make_optimizer, chosen, comm, bn)
         sync.guard_replicas(replica_guard)
+        if task is None:  # Otherwise the launcher watches.
+            attached = weakref.ref(sync)
+            ACTIVITY.follow_count(lambda: 0 if (found := attached()) is None else found.steps)
+            undo.callback(start_own_watch(hang_timeout, timeout, checks_collectives=check_collectives))
         sync.on_close(undo.pop_all().close)
     return sync

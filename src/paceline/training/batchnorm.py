@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from paceline.comm.group import Comm, from_rank_0, pack_bytes, unpack_bytes
-from paceline.comm.json_messages import gather_typed
-from paceline.comm.tensor_layout import TensorLayout, first_difference, layout_of
-from paceline.comm.timed_group import carrying
+from paceline.comm.groups.timed import carrying
+from paceline.comm.messages.json_messages import gather_typed
+from paceline.comm.messages.tensor_layout import TensorLayout, first_difference, layout_of
 from paceline.errors import WorkloadError
 from paceline.records.timeline import Purpose
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from paceline.comm.stop_request import NO_STOP, StopRequest
+from paceline.comm.stores.stop_request import NO_STOP, StopRequest
 from paceline.config import ENDLESS, RunConfig
-from paceline.errors import WorkloadError
+from paceline.errors import CheckpointError, DivergenceError, PreemptedError, WorkloadError
+from paceline.measure.activity import ACTIVITY
 from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.records.events import EpochEvent, StartEvent
 from paceline.training.checkpoints.checkpointer import Checkpointer, check_position_is_known
@@ -29,6 +30,9 @@ from paceline.workloads.batches import MicroBatch, Source
 from paceline.workloads.position import START, Position
 from paceline.workloads.tickets import ONE_SHOT_HINT, Tickets
 from paceline.workloads.workload import Workload
+
+RAISED_ON_ALL_RANKS = (DivergenceError, CheckpointError, PreemptedError)
+"""Errors of training that are raised on all ranks alike, so that these can still communicate."""
 
 
 @dataclass
@@ -126,6 +130,10 @@ class TrainingLoop:
                 self._evaluate_if_due(end.step, end.epoch)
                 self.checkpointer.write(end)
                 self.checkpointer.finish()
+        except RAISED_ON_ALL_RANKS:
+            if self.checkpointer is not None:
+                self.checkpointer.wait()
+            raise
         finally:
             if self.checkpointer is not None:
                 self.checkpointer.close()
@@ -138,7 +146,7 @@ class TrainingLoop:
         for epoch in itertools.count(self._start.epoch):
             self._check_drawn_order(epoch)
             before, end, ended = step, self._epoch_end(step, total, skip), False
-            steps = self.source.epoch(epoch, skip)
+            steps = self.source.epoch(epoch, self._start if skip else START)
             self._epoch_began, resumes, skip = self.windows.trained.samples - skip, skip > 0, 0
             while not ended and step != end and not self.windows.time_is_up:
                 self._between_windows(step, epoch)
@@ -178,9 +186,7 @@ class TrainingLoop:
         step = first
         while not self.windows.time_is_up and not self._ended_on_all_ranks(tickets):
             self._between_windows(step, epoch)
-            end = self.windows.next_end(step)
-            if total is not None and total - end < (end - step) / 2:  # In a short last window ranks would mostly wait.
-                end = total
+            end = self.windows.next_end(step, total)
             end = step + self.stops.limit_window(step, end - step)
             self.windows.open()
             while (ticket := self.sync.ticket) < (end - first) * workers:
@@ -204,7 +210,8 @@ class TrainingLoop:
         """Evaluate and write a checkpoint, if it is time to, after `step` steps and `epoch` whole epochs."""
         self._evaluate_if_due(step, epoch)
         if self.checkpointer is not None and not self.windows.is_profiling:
-            self.checkpointer.write_if_due(self._position(step, epoch))
+            with ACTIVITY.doing("at a checkpoint"):
+                self.checkpointer.write_if_due(self._position(step, epoch))
 
     def _position(self, step: int, epoch: int) -> Position:
         """Return the position in the data after a window; `epoch` is that of the last step, or of the next one."""
@@ -218,7 +225,15 @@ class TrainingLoop:
         ends = tuple(self.windows.epoch_ends[:epoch])
         if self.sync.strategy.lockstep and len(ends) < epoch:  # Windows know an end by the step that follows it.
             ends = (*ends, *[step] * (epoch - len(ends)))
-        return self.source.normalised(Position(step=step, epoch=epoch, epoch_samples=in_epoch, epoch_ends=ends))
+        return self.source.normalised(
+            Position(
+                step=step,
+                epoch=epoch,
+                epoch_samples=in_epoch,
+                epoch_batches=self.source.read_batches if in_epoch else 0,
+                epoch_ends=ends,
+            )
+        )
 
     def _check_drawn_order(self, epoch: int) -> None:
         """Raise if the user's sampler has drawn other samples on some rank."""

@@ -84,7 +84,8 @@ def set_up_rank(
         servers=servers,
         device=placement.device,
         backend=placement.backend,
-        timeout_s=config.timeout,
+        timeout_s=config.timeout_s,
+        check_collectives=config.check_collectives,
         stopwatch=stopwatch_for(placement.device, events=config.events, **speed) if timed else None,
     )
     if comm is None:

@@ -8,18 +8,19 @@ from pathlib import Path
 import msgspec
 
 from paceline.comm import World, close_comm
-from paceline.comm.stop_request import StopRequest
+from paceline.comm.stores.stop_request import StopRequest
 from paceline.config import RunConfig
-from paceline.errors import CheckpointError, DivergenceError, PreemptedError
+from paceline.errors import PreemptedError
 from paceline.records import RunFolder, Topology
 from paceline.records.description import RecordedRecipe
+from paceline.records.summary import Summary
 from paceline.strategies.base.strategy import MakeOptimizer
 from paceline.training.checkpoints.rehearsal import rehearse_step
 from paceline.training.checkpoints.resume import find_resume_point
 from paceline.training.checkpoints.storage.weights import save_weights
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
-from paceline.training.loop import TrainingLoop
+from paceline.training.loop import RAISED_ON_ALL_RANKS, TrainingLoop
 from paceline.training.optimizers.make import make_optimizer
 from paceline.training.rank_setup import RankSetup, check_batch_fits, set_up_rank
 from paceline.training.recording import results
@@ -105,36 +106,44 @@ def _run_as_worker(
             if config.deterministic and point.info is not None and setup.strategy.lockstep:
                 rehearse_step(sync, workload, source)
             recording.write_event(point.event(loop.resume(point)))
-        try:
-            loop.train()
-        except (DivergenceError, CheckpointError, PreemptedError):
-            # They are raised on all ranks alike, so these can still agree on what was trained.
-            recording.write_summary(recording.summarise())
-            sync.guard = None  # Replicas of weights that are not finite need no comparison.
-            sync.close()
-            raise
-        summary = recording.summarise()
-        estimate = results.estimate_epochs(config, source, summary.step_s)
-        summary = msgspec.structs.replace(summary, estimate=estimate, dropped_per_epoch=source.dropped)
-        recording.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
-        if evaluations is not None:
-            tests = evaluations.at_end(summary.steps)
-            summary = msgspec.structs.replace(
-                summary, test=tests.test, best=evaluations.best, test_by_rank=tests.test_by_rank
-            )
-            if loop.checkpointer is not None and comm.rank == 0 and evaluations.best is not None:
-                loop.checkpointer.mark_best(evaluations.best.step)
+        _train(loop)
+        summary = _evaluated(loop)
         if config.save:
             _save_weights(sync, Path(config.save))
         recording.finish(summary)
     sync.close()
 
 
+def _train(loop: TrainingLoop) -> None:
+    """Train; after an error that all ranks raise alike, they write the summary and close in order."""
+    try:
+        loop.train()
+    except RAISED_ON_ALL_RANKS:
+        loop.recording.write_summary(loop.recording.summarise())
+        loop.sync.guard = None  # Replicas of weights that are not finite need no comparison.
+        loop.sync.close()
+        raise
+
+
+def _evaluated(loop: TrainingLoop) -> Summary:
+    """Write the summary of what was trained, evaluate, and return the summary with the result."""
+    recording, source = loop.recording, loop.source
+    summary = recording.summarise()
+    estimate = results.estimate_epochs(loop.config, source, summary.step_s)
+    summary = msgspec.structs.replace(summary, estimate=estimate, dropped_per_epoch=source.dropped)
+    recording.write_summary(summary)  # Before evaluation, so that its failure does not lose the training's figures.
+    if loop.evaluations is None:
+        return summary
+    tests, best = loop.evaluations.at_end(summary.steps), loop.evaluations.best
+    if loop.checkpointer is not None and best is not None and loop.sync.rank == 0:
+        loop.checkpointer.mark_best(best.step)
+    return msgspec.structs.replace(summary, test=tests.test, best=best, test_by_rank=tests.test_by_rank)
+
+
 def _save_weights(sync: Sync, file: Path) -> None:
     """Write the weights that the run ships; rank 0 writes them."""
     with sync.agreed() as model:
-        if sync.rank == 0:
-            save_weights(model.state_dict(), file)
+        sync.comm.control.while_others_wait(lambda: save_weights(model.state_dict(), file))
 
 
 def optimizer_factory(workload: Workload, batch: int | None) -> MakeOptimizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from paceline.comm.stop_request import StopRequest
+from paceline.comm.stores.stop_request import StopRequest
 from paceline.errors import PreemptedError
 from paceline.training.checkpoints.checkpointer import Checkpointer
 from paceline.training.recording.windows import Windows

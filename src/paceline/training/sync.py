@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.comm.group import Comm, close_comm
-from paceline.comm.payload import PayloadCount
+from paceline.comm.messages.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
 from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import UsageError, is_peer_lost

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.comm.nested_tensors import tensors_in
+from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.errors import PacelineError, UsageError, WorkloadError
 from paceline.workloads.data.images import ImageSet
 from paceline.workloads.loader_sampler import sampler_of_loader
-from paceline.workloads.position import Position
+from paceline.workloads.position import START, Position
 from paceline.workloads.random_state import RandomState, kept_random_state, seeded
 from paceline.workloads.sampler import DrawnSampler, EpochPlan, Sampler, epoch_key, sampler_of_size, split
 from paceline.workloads.samples import ImageSamples, Samples, samples_of
@@ -125,16 +125,21 @@ class Source(ABC):
         """Whether the data can be read only once, as that of a generator."""
         return False
 
+    @property
+    def read_batches(self) -> int:
+        """Batches of the epoch that were read, also those too small to train; 0 if the data has a length."""
+        return 0
+
     @abstractmethod
-    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:
+    def global_steps(self, epoch: int | None, start: Position = START) -> Iterator[MicroBatchesOfRank]:
         """Yield, for each step of an epoch, a function that returns any rank's micro-batches of it.
 
-        The first `skip` samples of the epoch, over all ranks, are left out: a run that resumes has trained them.
+        What the ranks have trained of the epoch before the position `start`, where a run resumes, is left out.
         """
 
-    def epoch(self, epoch: int | None, skip: int = 0) -> Iterator[list[MicroBatch]]:
-        """Yield this rank's micro-batches of each step of an epoch, after its first `skip` samples."""
-        for micro_batches_of in self.global_steps(epoch, skip):
+    def epoch(self, epoch: int | None, start: Position = START) -> Iterator[list[MicroBatch]]:
+        """Yield this rank's micro-batches of each step of an epoch, from a position in it."""
+        for micro_batches_of in self.global_steps(epoch, start):
             yield micro_batches_of(self.share.rank)
 
     @abstractmethod
@@ -214,8 +219,8 @@ class IndexedSource(Source):
     def steps_after(self, skip: int) -> int:
         return self._sampler.steps_after(skip)
 
-    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:
-        for batch in self._sampler.batches(epoch or 0, self._indices_on, skip):
+    def global_steps(self, epoch: int | None, start: Position = START) -> Iterator[MicroBatchesOfRank]:
+        for batch in self._sampler.batches(epoch or 0, self._indices_on, start.epoch_samples):
             yield self._split_batch(len(batch), epoch, lambda part, batch=batch: batch[part.start : part.stop])  # type: ignore[misc]
 
     def fetch(self, micro_batch: MicroBatch) -> Any:
@@ -281,14 +286,14 @@ class LoaderSource(IndexedSource):
             persistent_workers=True,  # Restarting them in each epoch would count as part of a step's time.
         )
 
-    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:  # noqa: ARG002
+    def global_steps(self, epoch: int | None, start: Position = START) -> Iterator[MicroBatchesOfRank]:  # noqa: ARG002
         raise UsageError(
             "a DataLoader with workers loads ahead, but under this strategy ranks receive their samples step by step.",
             hint="use num_workers=0, or a strategy under which ranks step together",
         )
 
-    def epoch(self, epoch: int | None, skip: int = 0) -> Iterator[list[MicroBatch]]:
-        steps = [micro_batches_of(self.share.rank) for micro_batches_of in super().global_steps(epoch, skip)]
+    def epoch(self, epoch: int | None, start: Position = START) -> Iterator[list[MicroBatch]]:
+        steps = [micro_batches_of(self.share.rank) for micro_batches_of in super().global_steps(epoch, start)]
         self._indices[:] = [micro_batch.content.tolist() for micro_batches in steps for micro_batch in micro_batches]
         fetched = iter(self._loader)
         for micro_batches in steps:
@@ -336,6 +341,7 @@ class StreamSource(Source):
         self._seed = seed
         self._first: Any | None = None
         """First batch, if it has been read for a check: the next check need not read it again."""
+        self._read = 0
 
     def steps_per_epoch(self) -> None:
         return None
@@ -344,12 +350,23 @@ class StreamSource(Source):
     def expected_steps(self) -> int | None:
         return len(self._batches) if isinstance(self._batches, Sized) else None
 
-    def global_steps(self, epoch: int | None, skip: int = 0) -> Iterator[MicroBatchesOfRank]:
-        """Iterate over the batches of an epoch; those of its first `skip` samples are read and dropped."""
+    @property
+    def read_batches(self) -> int:
+        return self._read
+
+    def global_steps(self, epoch: int | None, start: Position = START) -> Iterator[MicroBatchesOfRank]:
+        """Iterate over the batches of an epoch; those before the position are read and dropped.
+
+        They are counted, because another number of ranks may have trained them, for which other batches are too small.
+        """
         if epoch is not None and hasattr(self._batches, "set_epoch"):
             self._batches.set_epoch(epoch)
         smallest = self.share.workers * self.share.micro_batches_per_step if epoch is not None else 1
-        for batch in _iterate_with_rng(self._batches, epoch_key(self._seed, epoch or 0)):
+        skip = 0 if start.epoch_batches else start.epoch_samples
+        for number, batch in enumerate(_iterate_with_rng(self._batches, epoch_key(self._seed, epoch or 0)), start=1):
+            self._read = number
+            if number <= start.epoch_batches:
+                continue
             total = batch_size(batch)
             if smallest > 1 or self.share.workers > 1:
                 _check_pair(batch)

@@ -53,6 +53,18 @@ def _check_recipe(recipe: Recipe, given: Mapping[str, str]) -> None:
         )
 
 
+def check_needed(config: RunConfig, *others: object) -> None:
+    """Raise for a setting, of the run or of another config of the command, that needs one which was not given."""
+    given = _options(config)
+    for own in (config, *others):
+        for name, metadata in metadata_of(type(own)).items():
+            if metadata.needs and metadata.needs not in given and name in _options(own):
+                needed = option_name(RunConfig, metadata.needs)
+                raise UsageError(
+                    f"{_options(own)[name]} has no effect without {needed}.", hint=f"add {needed}, or leave it out"
+                )
+
+
 def check_built_in(config: RunConfig) -> None:
     """Raise for a setting that has no effect on a built-in model or its data set."""
     given, recipe = _given(config), choose_recipe(config)
@@ -94,12 +106,12 @@ def _given(config: RunConfig) -> dict[str, str]:
     return names | _options(config)
 
 
-def _options(config: RunConfig) -> dict[str, str]:
-    """Return the settings that differ from the defaults of a run, and the option of each."""
+def _options(config: Any) -> dict[str, str]:
+    """Return the settings of a config that differ from the defaults, and the option of each."""
     values = {own.name: (getattr(config, own.name), own.default) for own in fields(config)}
-    return {name: _option(name, value) for name, (value, default) in values.items() if value != default}
+    return {name: _option(type(config), name, value) for name, (value, default) in values.items() if value != default}
 
 
-def _option(name: str, value: Any) -> str:
-    option = option_name(RunConfig, name)
+def _option(kind: type, name: str, value: Any) -> str:
+    option = option_name(kind, name)
     return option.replace("--", "--no-", 1) if value is False else option

@@ -15,6 +15,9 @@ class Position:
     """Epoch of the next step."""
     epoch_samples: int = 0
     """Samples of that epoch that have been trained."""
+    epoch_batches: int = 0
+    """Batches of that epoch that have been read from an iterable, also those too small for the ranks to train; 0 if the
+    data has a length, and in checkpoints of older versions."""
     epoch_ends: tuple[int, ...] = ()
     """Step at which each finished epoch ended."""
 

@@ -26,14 +26,15 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
     },
     "vgg11": {
         DEFAULT: Recipe(
-            lr=0.1,
+            lr=0.07,
             scale_lr="sqrt",
             nesterov=True,
-            weight_decay=1e-3,
+            weight_decay=2e-3,
             schedule="triangular",
             warmup_epochs=2.0,
             warmup_steps=300,
             label_smoothing=0.1,
+            cutout=4,
         ),
         CLASSIC: Recipe(lr=0.1),
     },

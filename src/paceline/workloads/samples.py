@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from paceline.comm.nested_tensors import tensors_in
+from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.errors import PacelineError, WorkloadError
 from paceline.formatting import join_names
 from paceline.workloads.data.images import ImageSet

@@ -45,7 +45,7 @@ class Tickets:
         self._source = source
         self._epochs, self._steps = epochs, steps
         self._first_step = start.step
-        self._global_steps: Iterator[MicroBatchesOfRank] = source.global_steps(start.epoch, start.epoch_samples)
+        self._global_steps: Iterator[MicroBatchesOfRank] = source.global_steps(start.epoch, start)
         self._step = start.step - 1
         self._micro_batches_of: MicroBatchesOfRank | None = None
 

@@ -9,12 +9,13 @@ import pytest
 from batch_on_disk import RunEnds, read_batch_sizes, write_batch_sizes
 from examinations import examination
 from experiments_on_disk import write_experiment
-from paceline.analysis.batch.sizes import BatchPoint, BatchSizes, batch_sizes
+from paceline.analysis.batch.points import BatchPoint, BatchSizes
+from paceline.analysis.batch.sizes import batch_sizes
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.statistics import Estimate
 from paceline.errors import RecordError
 from paceline.records.examination import write_examination
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 
 
 def at(found: BatchSizes, strategy: str, size: int) -> BatchPoint:

@@ -12,7 +12,8 @@ from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import Scaling, ScalingPoint, scaling
 from paceline.analysis.scaling.machines import oversubscription
 from paceline.errors import RecordError
-from paceline.records.experiment import Candidate, read_experiment
+from paceline.records.experiment.design import Candidate
+from paceline.records.experiment.record import read_experiment
 from run_models import scale_design, topology
 from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
 
@@ -293,3 +294,15 @@ def test_an_experiment_without_runs(tmp_path: Path) -> None:
 def test_a_comparison_is_no_scaling_experiment(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="not one scaling experiment"):
         scaling(collect_records([read_experiment(write_experiment(tmp_path / "e"))]))
+
+
+def test_a_speed_up_that_contradicts_the_median_times_has_a_note(tmp_path: Path) -> None:
+    times = {"single": (4.09, 3.5, 7.0), "ddp": (4.00, 4.06, 8.0)}  # Medians 4.09 and 4.06; by repeat ddp is slower.
+    path = write_scaling(
+        *(tmp_path / "e", ("single", "ddp"), ((1, 1), (2, 1)), ("strong",)),
+        repeats=3,
+        step_s=lambda candidate, repeat: times[candidate.strategy][repeat],
+    )
+    (note,) = [note for note in read_scaling(path).warnings if "contradict each other" in note]
+    assert note.startswith("ddp on ")
+    assert "the ratio to single on 1" in note

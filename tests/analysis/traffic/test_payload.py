@@ -15,7 +15,7 @@ from paceline.analysis.traffic.payload import PLAN, RECORDED_OPERATIONS, PairByt
 from paceline.plans import Plan
 from paceline.plans.operations import all_reduce, broadcast
 from paceline.records import RunRecord, read_run
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.timeline import NO_PEER, Purpose, RowKind
 
 DDP = "repeat-1/4"

@@ -17,8 +17,8 @@ from commands import USER_CODE, wait_until
 from launch.slurm.slurm_here import Slurm, missing_programs, running_slurm
 from paceline.config import LaunchConfig
 from paceline.errors import LaunchError, UsageError
+from paceline.launch.faults.restarts import last_step
 from paceline.launch.launcher_process import LauncherProcess
-from paceline.launch.restarts import last_step
 from paceline.launch.slurm.step import (
     FIRST_PORT,
     PORT_COUNT,
@@ -29,7 +29,7 @@ from paceline.launch.slurm.step import (
 )
 from paceline.records import read_run
 from paceline.records.events import ResumedEvent
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 
 pytestmark = pytest.mark.takes(30)
 
@@ -273,7 +273,7 @@ def test_node_lists_expand_as_in_slurm(slurm: Slurm, text: str) -> None:
     assert expand_nodes(text) == slurm.run("scontrol", "show", "hostnames", text).split()
 
 
-@pytest.mark.parametrize("text", ["", "n[1-2", "n1,,n2", "n[a-b]", "n1 n2", "n[]"])
+@pytest.mark.parametrize("text", ["", "n[1-2", "n1,,n2", "n[a-b]", "n1 n2", "n[]", "n[1-999999999]", "n[1-999][1-999]"])
 def test_invalid_node_lists_are_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="is not a list of nodes"):
         expand_nodes(text)
@@ -282,7 +282,7 @@ def test_invalid_node_lists_are_refused(text: str) -> None:
 def test_task_counts_expand() -> None:
     assert expand_tasks("2(x3),1") == [2, 2, 2, 1]
     assert expand_tasks("4") == [4]
-    for text in ("", "2(x", "two", "1,,1"):
+    for text in ("", "2(x", "two", "1,,1", "1(x999999999)", "9" * 5_000):
         with pytest.raises(LaunchError, match="is not a list of task counts"):
             expand_tasks(text)
 

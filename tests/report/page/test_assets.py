@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from batch_on_disk import read_batch_sizes, write_batch_sizes
 from commands import paceline
 from contrast import contrast
 from examinations import examination, rank_info
-from experiments_on_disk import read_comparison, write_experiment
+from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.records.examination import write_examination
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.page.batch import write_batch_page
 from paceline.report.page.comparison import write_page
 from paceline.report.page.scaling import write_scaling_page
@@ -98,6 +98,27 @@ COVERED = """
 }
 """
 """Function () -> names and labels that lie over a bar or over another cell."""
+OVERFLOWING = """
+() => {
+  const found = [];
+  for (const cell of document.querySelectorAll("tbody td, tbody th")) {
+    const own = cell.getBoundingClientRect(), contents = document.createRange();
+    contents.selectNodeContents(cell);
+    for (const box of contents.getClientRects()) {
+      if (own.width && (box.left < own.left - 1 || box.right > own.right + 1)) found.push(cell.textContent.trim());
+    }
+  }
+  return found;
+}
+"""
+"""Function () -> cells whose contents are wider than they are."""
+BROKEN_INTERVALS = """
+() => {
+  const lines = (e) => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).fontSize);
+  return [...document.querySelectorAll(".interval")].filter(e => lines(e) > 2).map(e => e.textContent);
+}
+"""
+"""Function () -> intervals that need more than one line."""
 CUT_OFF = """
 () => [...document.querySelectorAll(".scroll")]
   .filter(e => e.getClientRects().length && e.scrollWidth > e.clientWidth)
@@ -587,10 +608,14 @@ STALENESS |= {"counts": [[2, 9], [3, 1]]}
 @pytest.fixture(scope="module", params=LONG_NAMES)
 def long_names(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Page of a comparison whose candidates have long names, one of which is also in the headline."""
-    folder = tmp_path_factory.mktemp("long")
-    candidates = LONG_NAMES[request.param]
-    path = write_experiment(folder / "e", candidates, repeats=4, events=True, settings={"slow_rank": "1:3"})
-    for file in path.rglob("summary.json"):  # All columns that a table can have.
+    return write_page_of_all_columns(tmp_path_factory.mktemp("long"), LONG_NAMES[request.param])
+
+
+def write_page_of_all_columns(folder: Path, candidates: Sequence[Candidate], **changes: Any) -> Path:
+    """Write the page of a comparison whose tables have all columns that they can have."""
+    settings = {"slow_rank": "1:3"}
+    path = write_experiment(folder / "e", candidates, repeats=4, events=True, settings=settings, **changes)
+    for file in path.rglob("summary.json"):
         content = json.loads(file.read_text())
         content["ranks"] = [rank | {"cpu_share": 0.9} for rank in content["ranks"]]
         if content["strategy"] == ASYNCHRONOUS:
@@ -621,6 +646,57 @@ def test_long_names_break_between_their_words_and_cover_nothing(
     assert page.evaluate(COVERED) == []
     until(page, f"({CUT_OFF})().every(([_, hasHint]) => hasHint)")
     if viewport is WIDE:
+        assert page.evaluate(CUT_OFF) == []
+
+
+PICKS = {
+    "short": "shared_memory",
+    "two words": "parameter_server",
+    "long": "parameter_server:servers=2,colocated=true",
+}
+"""Candidates that may be picked, by the length of their names."""
+
+
+def varying(candidate: Candidate, repeat: int, step: int) -> float:
+    """Return a loss that differs between repeats by so much that its interval is as long as a real one."""
+    return falling(candidate, repeat, step) * (1 + 0.05 * repeat)
+
+
+@pytest.fixture(scope="module", params=PICKS)
+def with_a_pick(
+    browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Opened]:
+    """Page of a comparison of usual strategies, with all columns, one of which is tagged as the pick."""
+    pick = PICKS[request.param]
+    ring = Candidate("ring", "ring:compress=true", lossless=False)
+    names = ["gather_scatter", "p2p", "allreduce", "priority", "ddp"]
+    candidates = [
+        *LONG_NAMES["strategies"][:3],
+        ring,
+        Candidate(pick, pick),
+        *(Candidate(name, name) for name in names),
+    ]
+    step_s = {each.name: 0.0123 + 0.001 * place for place, each in enumerate(candidates)} | {pick: 0.00523}
+    folder = tmp_path_factory.mktemp("pick")
+    file = write_page_of_all_columns(folder, candidates, step_s=step_s, losses=varying)
+    with Opened(browser, file) as opened:
+        opened.page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+        assert opened.page.locator("#comparison tbody tr.best .tag").inner_text() == "pick"
+        assert opened.page.locator("#comparison thead th").count() >= 12
+        yield opened
+
+
+@pytest.mark.parametrize("viewport", [WIDE, SMALL, PHONE], ids=["wide", "small", "phone"])
+def test_tags_cover_no_bar_and_cells_hold_their_contents(with_a_pick: Opened, viewport: dict[str, int]) -> None:
+    page = with_a_pick.page
+    page.set_viewport_size(viewport)
+    until(page, FITS)
+    assert page.evaluate(COVERED) == []
+    assert page.evaluate(OVERFLOWING) == []
+    assert page.evaluate(INSIDE_WORDS, "th .name") == []
+    if viewport is not SMALL:
+        assert page.evaluate(BROKEN_INTERVALS) == []
+    if viewport is not PHONE:
         assert page.evaluate(CUT_OFF) == []
 
 

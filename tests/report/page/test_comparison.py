@@ -19,7 +19,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import relative_difference, thinned
 from paceline.analysis.statistics import Estimate
 from paceline.errors import PacelineError
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.ranks import RANK_FIGURES

@@ -13,7 +13,7 @@ import pytest
 from examinations import examination
 from paceline.analysis.scaling.curves import Scaling
 from paceline.records.examination import write_examination
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.points import PART_FIGURES, POINT_FIGURES
 from paceline.report.page.scaling import render_scaling

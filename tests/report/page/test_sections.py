@@ -18,7 +18,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.activity import ACTIVITIES
 from paceline.analysis.steps.split import PARTS
 from paceline.records.examination import MeasuringCost, write_examination
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.timeline import NOT_MEASURED, Purpose, RowKind, TimelineWriter
 from paceline.report.explanations import PART, explain
 from paceline.report.figures.candidates import CANDIDATE_FIGURES

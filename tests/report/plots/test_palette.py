@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contrast import contrast
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.plots.palette import NEUTRALS, colours, colours_of_strategies
 from paceline.strategies.registry import ENTRIES
 

@@ -10,7 +10,7 @@ import pytest
 
 from experiments_on_disk import read_comparison, write_experiment
 from paceline.records import RunFolder
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.schema import MarkRow, ResourceRow
 from paceline.records.writer import MarkWriter, ResourceWriter
 from paceline.report.figures.columns import page_columns

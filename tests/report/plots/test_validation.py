@@ -9,7 +9,7 @@ import pytest
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.analysis.comparison import Comparison
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.page.comparison import render
 from paceline.report.plots.losses import losses
 from paceline.report.plots.validation import validation

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments_on_disk import falling, read_comparison, write_experiment
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.tables.csv_files import write_tables
 
 

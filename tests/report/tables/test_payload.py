@@ -9,7 +9,7 @@ import pytest
 
 from experiments_on_disk import read_comparison, write_counts, write_experiment
 from paceline.analysis.traffic.payload import PairBytes, Payload, RankBytes
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.steps import RANK_BYTES_FIGURES
 from paceline.report.page.comparison import render

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments_on_disk import CLASSIC, read_comparison, write_experiment
 from paceline.records import RunFolder, read_run
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter, json_safe

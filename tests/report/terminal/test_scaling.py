@@ -16,7 +16,7 @@ from rich.console import Console
 
 from paceline.analysis.scaling.curves import Scaling
 from paceline.config import RunConfig
-from paceline.records.experiment import Candidate, ScaleShape
+from paceline.records.experiment.design import Candidate, ScaleShape
 from paceline.report.live.scaling_table import ScalingLiveTable
 from paceline.report.scaling_verdict import sentences
 from paceline.report.tables.scaling import write_scaling_tables

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from paceline.comm import Comm, open_comm
+from paceline.comm.sender import CLOSE_TIMEOUT_S
 from paceline.errors import WorkloadError
 from paceline.measure.steps import make_stopwatch
 from paceline.records.timeline import Purpose
@@ -314,6 +316,29 @@ def read_bypassing_torch(comm: Comm, accumulates: bool) -> str:
 def test_a_weight_used_before_its_update_is_named(pool: Pool, accumulates: bool) -> None:
     for message in pool.run(read_bypassing_torch, 2, accumulates):
         assert message == "second.bias was used before its last update, by code that bypasses torch functions."
+
+
+def abandoned_in_backward(comm: Comm) -> float:
+    """Return the seconds that it takes to leave after a backward pass, a moment later on rank 1; then train again."""
+    strategy = create(SLICED)
+    sync = Sync(Plain().double(), sgd, strategy, comm, "local")
+    for step in range(4):
+        sync.model(batch(comm.rank, step)).square().mean().backward()
+        if step < 3:
+            sync.step()
+    time.sleep(0.05 * comm.rank)
+    began_s = time.monotonic()
+    strategy.abandon()
+    taken_s = time.monotonic() - began_s
+    again = Sync(Plain().double(), sgd, create(SLICED), comm, "local")
+    again.model(batch(comm.rank, 0)).square().mean().backward()
+    again.step()
+    again.detach()
+    return taken_s
+
+
+def test_ranks_that_leave_after_an_error_do_not_wait_for_all_reduces_that_others_never_start(pool: Pool) -> None:
+    assert max(pool.run(abandoned_in_backward, 2)) < CLOSE_TIMEOUT_S / 2
 
 
 def closed_in_handler(comm: Comm, text: str) -> Tensor:

@@ -20,7 +20,7 @@ from paceline.config.recipe import Precision, Recipe
 from paceline.experiments.training_targets import read_parity
 from paceline.records import RunFolder
 from paceline.records.events import EventT, ParityEvent, UnprovenEvent
-from paceline.records.experiment import read_experiment
+from paceline.records.experiment.record import read_experiment
 from paceline.training.parity import task
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool

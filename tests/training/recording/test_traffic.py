@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.analysis.traffic.payload import TOLERANCE
 from paceline.comm import Comm
-from paceline.comm.payload import PayloadCount
+from paceline.comm.messages.payload import PayloadCount
 from paceline.records.summary import PairTraffic, SocketLink
 from paceline.strategies.registry import ENTRIES, create
 from paceline.training.recording.traffic import planned_traffic

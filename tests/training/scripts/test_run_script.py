@@ -13,7 +13,7 @@ from commands import USER_CODE, paceline
 from paceline.cli.main import run
 from paceline.records import read_run
 from paceline.records.events import LogEvent, UnexaminedEvent
-from paceline.records.experiment import ExperimentRecord, read_experiment
+from paceline.records.experiment.record import ExperimentRecord, read_experiment
 from paceline.strategies.registry import create
 
 pytestmark = pytest.mark.takes(30)

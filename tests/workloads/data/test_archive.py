@@ -95,3 +95,11 @@ def test_flipped_bits_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(whole)
     with pytest.raises(DataError):
         extract(tmp_path / "a.tar.gz", [wanted(tmp_path)], member_bytes=100)
+
+
+def test_a_member_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """No data set asks for such a member; if one did by mistake, the data filter would refuse it."""
+    write_tar(tmp_path / "a.tar.gz", (entry("../file"), GOOD))
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        extract(tmp_path / "a.tar.gz", [wanted(tmp_path, "../file")], member_bytes=100)
+    assert not (tmp_path / "file").exists()

@@ -10,7 +10,7 @@ import torch
 from paceline.errors import DataError
 from paceline.workloads import data
 from paceline.workloads.data import cifar10
-from workloads.data.published import ROW_BYTES, Server, SmallCifar
+from workloads.data.published import ROW_BYTES, Server, SmallCifar, cifar_rows, md5
 
 
 def test_prepare_downloads_checks_and_load_reads(
@@ -56,34 +56,42 @@ def test_a_tampered_archive_is_refused(tmp_path: Path, small_cifar: SmallCifar) 
     assert not (tmp_path / cifar10.FOLDER).exists()
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[::-1]])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content[::-1],
+        lambda content: content[:999] + bytes([content[999] ^ 1]) + content[1000:],
+    ],
+    ids=["cut short", "reversed", "flipped bit"],
+)
+@pytest.mark.parametrize("use", [data.prepare, data.load])
 def test_a_damaged_file_is_named_with_both_checksums(
-    tmp_path: Path, small_cifar: SmallCifar, damage: Callable[[bytes], bytes]
+    tmp_path: Path, small_cifar: SmallCifar, damage: Callable[[bytes], bytes], use: Callable[..., object]
 ) -> None:
     path = small_cifar.write_files(tmp_path) / "data_batch_2.bin"
-    path.write_bytes(damage(path.read_bytes()))
+    content = damage(path.read_bytes())
+    path.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        data.prepare("cifar10", data_dir=tmp_path, progress=False)
-    assert str(path) in caught.value.message
-    assert cifar10.TRAIN_FILES["data_batch_2.bin"] in caught.value.message
+        use("cifar10", data_dir=tmp_path)
+    expected = cifar10.TRAIN_FILES["data_batch_2.bin"]
+    assert caught.value.message == f"{path} has the md5 {md5(content)}, not {expected} as published."
     assert caught.value.hint == "delete it to download it again"
 
 
-def test_load_refuses_sizes_that_are_not_rows(tmp_path: Path, small_cifar: SmallCifar) -> None:
-    path = small_cifar.write_files(tmp_path) / "data_batch_5.bin"
-    for content in (path.read_bytes()[:-1], b""):
-        path.write_bytes(content)
-        with pytest.raises(
-            DataError, match=rf"data_batch_5\.bin has {len(content):,} bytes, .* not a multiple of 3,073"
-        ):
-            data.load("cifar10", data_dir=tmp_path)
+@pytest.mark.parametrize("rows", [cifar_rows(2, seed=0)[:-1], b""], ids=["cut short", "empty"])
+def test_sizes_that_are_not_rows_are_refused(tmp_path: Path, rows: bytes) -> None:
+    path = tmp_path / "rows.bin"
+    path.write_bytes(rows)
+    with pytest.raises(DataError, match=rf"rows\.bin has {len(rows):,} bytes, .* not a multiple of 3,073"):
+        cifar10.read_rows(path)
 
 
-def test_load_refuses_labels_beyond_nine(tmp_path: Path, small_cifar: SmallCifar) -> None:
-    path = small_cifar.write_files(tmp_path) / "data_batch_5.bin"
-    path.write_bytes(b"\x0a" + path.read_bytes()[1:])
-    with pytest.raises(DataError, match=r"a label in .* is 10"):
-        data.load("cifar10", data_dir=tmp_path)
+def test_labels_beyond_nine_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.bin"
+    path.write_bytes(cifar_rows(2, seed=0) + b"\x0a" + cifar_rows(1, seed=0)[1:])
+    with pytest.raises(DataError, match=r"image 2 of .*rows\.bin has the label 10, not 0 to 9\."):
+        cifar10.read_rows(path)
 
 
 @pytest.mark.usefixtures("small_cifar")

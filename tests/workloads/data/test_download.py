@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import http.client
 import io
 import json
 import os
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +21,8 @@ import pytest
 
 from paceline.errors import DataError
 from paceline.workloads import data
-from paceline.workloads.data import cifar10, download
-from paceline.workloads.data.download import Remote, fetch_once
+from paceline.workloads.data import cifar10, download, svhn
+from paceline.workloads.data.download import Remote, StayEncrypted, fetch_once
 from workloads.data.published import Server, SmallCifar, md5
 
 PREPARE = """
@@ -226,3 +229,21 @@ def test_a_leftover_of_a_killed_process_does_no_harm(tmp_path: Path, server: Ser
     fetch_once(Remote(url=server.url("file.bin"), md5=md5(b"content")), tmp_path / "file.bin", progress=False)
     assert (tmp_path / "file.bin").read_bytes() == b"content"
     assert not (tmp_path / "file.bin.part").exists()
+
+
+@pytest.mark.parametrize("remote", [cifar10.ARCHIVE, svhn.TRAIN, svhn.TEST, svhn.EXTRA], ids=lambda remote: remote.name)
+def test_published_files_are_fetched_encrypted_and_have_a_checksum(remote: Remote) -> None:
+    assert remote.url.startswith("https://")
+    assert len(bytes.fromhex(remote.md5)) == 16
+
+
+@pytest.mark.parametrize("target", ["http://a.org/b", "file:///etc/passwd", "ftp://a.org/b"])
+def test_a_redirection_to_an_address_that_is_not_encrypted_is_refused(target: str) -> None:
+    request = urllib.request.Request("https://a.org/file.bin")
+    with pytest.raises(urllib.error.URLError, match="which is not encrypted"):
+        StayEncrypted().redirect_request(request, io.BytesIO(), 302, "Found", http.client.HTTPMessage(), target)
+    followed = StayEncrypted().redirect_request(
+        request, io.BytesIO(), 302, "Found", http.client.HTTPMessage(), "https://b.org/file.bin"
+    )
+    assert followed is not None
+    assert followed.full_url == "https://b.org/file.bin"

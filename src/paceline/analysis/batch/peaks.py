@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.analysis.scaling.machines import cores_per_rank, hosts_of
 from paceline.records import RunRecord
-from paceline.records.experiment import BatchDesign
+from paceline.records.experiment.design import BatchDesign
 
 TERA = 1e12
 GPU_PEAKS: dict[str, dict[str, float]] = {

@@ -21,7 +21,7 @@ from paceline.analysis.statistics import Estimate, median_time
 from paceline.errors import RecordError
 from paceline.records import RunRecord, Topology
 from paceline.records.events import StartEvent
-from paceline.records.experiment import Candidate, CandidatePoint, ScaleDesign
+from paceline.records.experiment.design import Candidate, CandidatePoint, ScaleDesign
 
 Mode = Literal["strong", "weak"]
 MODES: tuple[Mode, ...] = ("strong", "weak")
@@ -229,7 +229,12 @@ def scaling(record_set: RecordSet) -> Scaling:
     measured = _MeasuredPoints(compare(record_set), design)
     curves = [curve for mode in MODES for curve in _curves(measured.points(mode))]
     spreads = {row.candidate.name: row.rank_step_spread for row in measured.comparison.rows}
-    warnings = [*scaling_notes(curves, measured.design), *caveats(record_set, spreads, shared_cores=False)]
+    gains = [(p, gain) for c in curves for p in c.points for gain in (p.over_single, p.over_one_rank) if gain]
+    warnings = [
+        *scaling_notes(curves, measured.design),
+        *measured.comparison.costs.contradictions((point.candidate.name, gain.baseline) for point, gain in gains),
+        *caveats(record_set, spreads, shared_cores=False),
+    ]
     return Scaling(measured.comparison, curves, warnings, measured.design)
 
 

@@ -11,7 +11,7 @@ from paceline.config.emulation import EmulatedHostSpec, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import format_cores, plural
 from paceline.records import Topology
-from paceline.records.experiment import Candidate, CompareDesign, Design, PointsDesign
+from paceline.records.experiment.design import Candidate, CompareDesign, Design, PointsDesign
 
 
 class HostPlacement(Protocol):

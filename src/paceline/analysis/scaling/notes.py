@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.scaling.machines import placement_notes
 from paceline.analysis.statistics import Estimate
-from paceline.records.experiment import ScaleDesign
+from paceline.records.experiment.design import ScaleDesign
 
 if TYPE_CHECKING:
     from paceline.analysis.scaling.curves import ScalingCurve

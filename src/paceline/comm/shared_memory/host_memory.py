@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.errors import LaunchError
 
 MEMFD_NAME = "paceline"

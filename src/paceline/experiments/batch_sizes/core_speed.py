@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from paceline.config import Precision
-from paceline.measure.cores import affine_cores, usable_cores
-from paceline.measure.resources import HostProbe
+from paceline.measure.cores import usable_cores
+from paceline.measure.other_programs import OtherProgramsProbe
 from paceline.training.precision import AUTOCAST_TYPES, storage_dtype
 
 SIDE = 1024
@@ -39,16 +39,12 @@ def measure_core_speed(precision: Precision) -> CoreSpeed:
     dtype = AUTOCAST_TYPES.get(precision, storage_dtype(precision))
     left, right, out = (torch.full((SIDE, SIDE), 1 / SIDE, dtype=dtype) for _ in range(3))
     times: list[float] = []
-    host = HostProbe()
-    began, began_cpu_s = time.perf_counter(), time.process_time()
+    others = OtherProgramsProbe()
     try:
-        while len(times) <= LEAST_PRODUCTS or time.perf_counter() - began < LEAST_S:
+        while len(times) <= LEAST_PRODUCTS or others.elapsed_s < LEAST_S:
             start = time.perf_counter()
             torch.mm(left, right, out=out)
             times.append(time.perf_counter() - start)
     finally:
         torch.set_num_threads(before)
-    own = (time.process_time() - began_cpu_s) / (time.perf_counter() - began)
-    busy = host.read().busy
-    other = None if busy is None else max(0.0, busy * affine_cores() - own)
-    return CoreSpeed(2 * SIDE**3 / min(times) / cores, other)
+    return CoreSpeed(2 * SIDE**3 / min(times) / cores, others.used_cores())

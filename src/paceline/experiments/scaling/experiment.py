@@ -17,7 +17,8 @@ from paceline.experiments.scaling.points import Points
 from paceline.experiments.training_targets import ScheduledRun
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.measure.cores import threads_per_rank
-from paceline.records.experiment import ScaleShape, read_experiment
+from paceline.records.experiment.design import ScaleShape
+from paceline.records.experiment.record import read_experiment
 from paceline.workloads.names import is_user_workload
 
 

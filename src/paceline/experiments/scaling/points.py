@@ -15,9 +15,10 @@ from paceline.experiments.names import check_names
 from paceline.experiments.scaling.shapes import ALONE
 from paceline.formatting import plural
 from paceline.launch.launcher_process import Shape
-from paceline.records.experiment import Candidate, CandidatePoint, PointMode
+from paceline.records.experiment.design import Candidate, CandidatePoint, PointMode
 from paceline.records.settings import Settings
 from paceline.strategies.registry import BASELINE_STRATEGIES, create, parse_list, selected_by_set
+from paceline.workloads.given_settings import check_needed
 
 DEFAULT_STRATEGIES = "gather_scatter,p2p,allreduce,ddp"
 
@@ -86,6 +87,7 @@ def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -
 def point_candidate(config: RunConfig, shape: Shape, mode: str) -> CandidateConfig | None:
     """Return a strategy at a point; None for a baseline at more than one rank."""
     check_names(config)
+    check_needed(config)
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     role = role_of(strategy, shape.ranks)
     if role == "baseline" and shape != ALONE:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -17,10 +18,12 @@ from paceline.config import LaunchConfig, launched
 from paceline.config.emulation import format_hosts, parse_hosts
 from paceline.errors import UsageError
 from paceline.formatting import format_cores
+from paceline.launch.channel.token import new_token
 from paceline.launch.emulation.hosts import EmulatedHost, emulated_hosts
 from paceline.launch.emulation.network import address_of
 from paceline.launch.launcher_process import Notify
 from paceline.measure.cores import usable_cores
+from paceline.signing import TOKEN_VARIABLE
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 FOLLOWERS_EXIT_S = 15.0
@@ -67,7 +70,8 @@ def run_on_all(
     stop_signals = frozenset(number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
     with _blocked_signals({*stop_signals, signal.SIGCHLD}):
         try:
-            processes += [_start(host, command) for host in hosts]
+            environment = {**os.environ, TOKEN_VARIABLE: new_token()}
+            processes += [_start(host, command, environment) for host in hosts]
             running = _HostProcesses(processes, stop_signals, may_lose_hosts=may_lose_hosts)
             code = running.wait()
             running.show_unexplained_failures(notify)
@@ -109,11 +113,12 @@ class _HostProcess:
             self.output.close()
 
 
-def _start(host: EmulatedHost, command: Sequence[str]) -> _HostProcess:
+def _start(host: EmulatedHost, command: Sequence[str], environment: Mapping[str, str]) -> _HostProcess:
     # An unnamed file, so that none is left behind.
     output = None if host.emulation.host == 0 else tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
     process = host.popen(
         *command,
+        env=environment,
         stdin=None if output is None else subprocess.DEVNULL,
         stdout=output,
         stderr=output,

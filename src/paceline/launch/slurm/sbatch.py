@@ -12,11 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.whole_number import whole_number
 from paceline.errors import LaunchError, PreemptedError, UsageError
 from paceline.launch.slurm.scontrol import scontrol
+from paceline.signing import TOKEN_VARIABLE
 
 JOB_ID = "%j"
 """Slurm's file name pattern for the job ID, used until Slurm has assigned the ID."""
+TOKEN_LINES = (
+    "# Tasks recognise each other by a token, which srun passes on in the environment.",
+    f"{TOKEN_VARIABLE}=$({shlex.quote(sys.executable)} -c 'import secrets; print(secrets.token_hex(32))')",
+    f"export {TOKEN_VARIABLE}",
+)
+"""Lines of a script that make a new token each time the job starts: neither the script nor a file contains one."""
 SbatchOptions = Sequence[tuple[str, ...]]
 """Options of sbatch: each a tuple of the option and, if it is a separate word, its value."""
 
@@ -124,6 +132,7 @@ class BatchJob:
                 *["#SBATCH " + " ".join(map(_quote_for_sbatch, option)) for option in options],
                 "set -euo pipefail",
                 f"cd {shlex.quote(str(self.folder))}",
+                *TOKEN_LINES,
                 *([srun] if self.requeue is None else self.requeue.lines(srun)),
                 "",
             ]
@@ -133,7 +142,7 @@ class BatchJob:
         name, *rest = map(shlex.quote, self.command)
         # Before all other options: arguments after `--` belong to the user's script.
         out = [f'--out "{self.records.replace(JOB_ID, "${SLURM_JOB_ID}")}"'] if self.add_out_option else []
-        return [name, *out, *([] if self.requeue is None else self.requeue.arguments), *rest]
+        return [name, *out, *([] if self.requeue is None else map(shlex.quote, self.requeue.arguments)), *rest]
 
 
 def submit_job(script: str, file: Path | None) -> int:
@@ -189,7 +198,8 @@ def gpus_per_host(options: SbatchOptions, hosts: int) -> int:
 def count_gpus(text: str | None) -> int:
     """Return the number of GPUs in 4, a100:4, a100:2,v100:2 or gpu:a100:4(S:0-1); 1 without a number, 0 for None."""
     counts = [part.partition("(")[0].rpartition(":")[2] for part in (text or "").split(",") if part]
-    return sum(int(count) if count.isdecimal() else 1 for count in counts)
+    numbers = [whole_number(count) for count in counts]
+    return sum(1 if number is None else number for number in numbers)
 
 
 def _quote_for_sbatch(word: str) -> str:

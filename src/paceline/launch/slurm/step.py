@@ -8,11 +8,13 @@ single host without Slurm.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.config import LaunchConfig
+from paceline.config.whole_number import whole_number
 from paceline.errors import LaunchError, UsageError
 from paceline.formatting import plural
 from paceline.launch.launcher_process import LauncherProcess
@@ -23,6 +25,10 @@ PORT_COUNT = 16384
 """Launcher 0 listens on a port from 12288 to 28671: below the ephemeral ports, and clear of Slurm's ports."""
 PORTS_PER_JOB = 64
 """Distance between the first ports of consecutive jobs: their first 64 steps use different ports."""
+MOST_NODES = 1 << 16
+"""Most nodes of a step; a list with more is not one of Slurm's."""
+
+_NODES = re.compile(r"(?:[^\[\],\s]|\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*\])+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,24 +181,26 @@ def _check_not_batch_script(environment: Mapping[str, str]) -> None:
 
 def _read_number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
-    if not text.isdecimal():
+    number = whole_number(text)
+    if number is None:
         raise LaunchError(
             f"Slurm's variable {name} must be a number, but it is {text!r}.", hint="start the command with srun"
         )
-    return int(text)
+    return number
 
 
 def expand_tasks(text: str) -> list[int]:
     """Return the tasks of each node from Slurm's notation, for example 2(x3),1."""
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
+        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part, re.ASCII)
+        times = int(found[2] or 1) if found else 0
+        if found is None or len(counts) + times > MOST_NODES:
             raise LaunchError(
                 f"SLURM_STEP_TASKS_PER_NODE is {text!r}, which is not a list of task counts such as 2(x3),1.",
                 hint="start the command with srun",
             )
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(found[1])] * times
     return counts
 
 
@@ -200,23 +208,29 @@ def expand_nodes(text: str) -> list[str]:
     """Return the names of nodes from Slurm's notation, for example n[1-3,07],gpu-a."""
     names: list[str] = []
     for part in re.split(r",(?![^\[]*\])", text):
-        if not re.fullmatch(r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+", part):
+        segments = re.split(r"\[([^\]]*)\]", part) if _NODES.fullmatch(part) else []
+        choices = [_expand_ranges(segment) if index % 2 else [segment] for index, segment in enumerate(segments)]
+        if not segments or len(names) + math.prod(map(len, choices)) > MOST_NODES:
             raise LaunchError(
                 f"SLURM_STEP_NODELIST is {text!r}, which is not a list of nodes such as n[1-3,07],gpu-a.",
                 hint="start the command with srun",
             )
-        segments = re.split(r"\[([^\]]*)\]", part)
-        choices = [_expand_ranges(segment) if index % 2 else [segment] for index, segment in enumerate(segments)]
         names += ["".join(chosen) for chosen in itertools.product(*choices)]
     return names
 
 
 def _expand_ranges(text: str) -> list[str]:
-    """Return the numbers of ranges such as 1-3,07, padded with zeros to the width of each range's first number."""
+    """Return the numbers of ranges such as 1-3,07, padded with zeros to the width of each range's first number.
+
+    Of ranges with too many numbers, return one too many.
+    """
     numbers: list[str] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+        found = range(int(first), int(last or first) + 1)[: MOST_NODES + 1]
+        numbers += [f"{number:0{len(first)}d}" for number in found]
+        if len(numbers) > MOST_NODES:
+            break
     return numbers
 
 

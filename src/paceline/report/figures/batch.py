@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.batch.sizes import BatchPoint
+from paceline.analysis.batch.points import BatchPoint
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.split import PARTS
 from paceline.formatting import ACCURACY, COUNTS, FACTOR, FLOP_RATES, LOSS, SHARE, TENTHS, TIMES, WHOLE

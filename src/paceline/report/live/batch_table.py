@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.config import RunConfig
 from paceline.formatting import join_names, whole
-from paceline.records.experiment import BatchDesign, Design, PointsDesign
+from paceline.records.experiment.design import BatchDesign, Design, PointsDesign
 from paceline.report.live.scaling_table import ScalingLiveTable, format_points_plan
 
 

@@ -24,7 +24,7 @@ from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.formatting import join_names, plural, scientific, seconds
 from paceline.records.events import RUN_EVENTS, EvaluationEvent, StartEvent
-from paceline.records.experiment import Design
+from paceline.records.experiment.design import Design
 from paceline.records.parity import Parity
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
 from paceline.report.figures.candidates import CANDIDATE_FIGURES

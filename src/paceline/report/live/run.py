@@ -26,6 +26,7 @@ from paceline.analysis.core_sharing import sharing_in_run, sharing_sentence
 from paceline.analysis.remaining_time import Part, RemainingTime, TimeEstimator
 from paceline.config.recipe import reached_share, warm_up_length
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
+from paceline.config.whole_number import whole_number
 from paceline.errors import RecordError
 from paceline.formatting import count, number, percent, plural, short, whole
 from paceline.records import RunDescription, Topology
@@ -212,7 +213,7 @@ class LiveRun(FolderFollower):
 
     def _evaluations_left(self, steps: int | None, limit_s: float) -> int:
         """Return the number of evaluations to come, in a number of steps or, if they take longer, in a time."""
-        every = int(self._eval_every) if self._eval_every.isdecimal() else self._epoch_steps
+        every = whole_number(self._eval_every) or self._epoch_steps
         if not self._eval_every or not every or not self._trained_s:
             return 0
         in_time = limit_s * self._trained / self._trained_s

@@ -8,7 +8,7 @@ from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.scaling.machines import is_packed, placement_notes, planned_oversubscription
 from paceline.config import RunConfig
 from paceline.formatting import join_names, plural, whole
-from paceline.records.experiment import Design, PointsDesign, ScaleDesign
+from paceline.records.experiment.design import Design, PointsDesign, ScaleDesign
 from paceline.report.live.live_table import LiveTable
 from paceline.report.run_description import run_length
 from paceline.strategies.registry import BASELINE_STRATEGIES

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.batch.sizes import BatchPoint, BatchSizes
+from paceline.analysis.batch.points import BatchPoint, BatchSizes
 from paceline.analysis.statistics import MIN_REPEATS
 from paceline.formatting import join_names
 from paceline.report.batch_verdict import (

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.analysis.batch.sizes import BatchCurve, BatchPoint, BatchSizes
+from paceline.analysis.batch.points import BatchCurve, BatchPoint, BatchSizes
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.split import PARTS
 from paceline.formatting import ACCURACY, FACTOR, FLOP_RATES, SHARE, SIZES, TIMES, WHOLE, Format, unit_for, whole
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.summary import Split
 from paceline.report.batch_verdict import format_curve, format_place
 from paceline.report.plots.drawing import Json, base_layout, short_names

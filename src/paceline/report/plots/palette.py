@@ -6,7 +6,7 @@ import colorsys
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.strategies.registry import ENTRIES, StrategyEntry
 
 HUES = {

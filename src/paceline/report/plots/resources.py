@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import thinned
 from paceline.analysis.resources import cpu_shares, host_usage, usage
+from paceline.config.whole_number import whole_number
 from paceline.formatting import SHARE, SIZES, TENTHS, Unit, percent, seconds, unit_for
 from paceline.records import RunRecord
 from paceline.records.schema import MarkRow
@@ -182,7 +183,7 @@ def _marks(panel: _ResourcePanels, top: float) -> list[Json]:
         _points(
             [mark.end_s for mark in panel.epochs()],
             top,
-            [f"end of epoch {int(mark.detail) + 1}" if mark.detail.isdecimal() else "epoch" for mark in panel.epochs()],
+            [_epoch_end(mark.detail) for mark in panel.epochs()],
             "line-ns",
         ),
         _points(
@@ -316,3 +317,8 @@ def _format_busy(shares: Sequence[float]) -> str:
     if len(shares) <= MOST_HOSTS:
         return f"hosts {', '.join(percent(share, 0) for share in shares)} busy"
     return f"hosts {percent(min(shares), 0)} to {percent(max(shares), 0)} busy"
+
+
+def _epoch_end(detail: str) -> str:
+    epoch = whole_number(detail)
+    return "epoch" if epoch is None else f"end of epoch {epoch + 1}"

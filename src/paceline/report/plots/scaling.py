@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from paceline.analysis.scaling.curves import Mode, Scaling, ScalingCurve, ScalingGain, ScalingPoint
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import FACTOR, SHARE, TIMES, Unit, unit_for, whole
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.report.figures.points import BASELINES
 from paceline.report.plots.drawing import Json, base_layout, short_names
 from paceline.report.plots.end_labels import AxisScale, end_label

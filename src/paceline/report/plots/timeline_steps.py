@@ -12,7 +12,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.steps.activity import StepActivity, step_activities
 from paceline.analysis.steps.split import WARM_UP_STEPS
 from paceline.analysis.steps.timing import profiled_steps, windows_of_attempt
-from paceline.records.experiment import Candidate
+from paceline.records.experiment.design import Candidate
 from paceline.records.reader import RunRecord
 from paceline.records.timeline import NO_PEER, Purpose, RowKind, Timeline
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis.batch.points import BatchSizes
 from paceline.analysis.batch.progress import progress_curve
-from paceline.analysis.batch.sizes import BatchSizes
 from paceline.report.figures.batch import batch_point_csv
 from paceline.report.tables.csv_files import evaluation_rows, save_tables
 

@@ -9,8 +9,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from paceline.analysis.batch.points import BatchPoint, BatchSizes
 from paceline.analysis.batch.progress import progress_curve
-from paceline.analysis.batch.sizes import BatchPoint, BatchSizes
 from paceline.analysis.statistics import MIN_REPEATS
 from paceline.formatting import short, whole
 from paceline.records.events import FailureEvent, events_of

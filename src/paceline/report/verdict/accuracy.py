@@ -9,6 +9,7 @@ from paceline.analysis.comparison import Alternative, CandidateRow, Comparison
 from paceline.analysis.learning import SMALL_DIFFERENCE, Learning
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import ACCURACY, LOSS, factor, interval, number, percent, plural, short
+from paceline.report.verdict.phrases import pairing
 
 POINTS = "percentage points"
 
@@ -53,9 +54,10 @@ def learning_clause(comparison: Comparison, learning: Learning) -> str:
         length = "" if best == comparison.decision.first else f"; {_longer(comparison, best)}"
         low, high = sorted((abs(difference.low), abs(difference.high)))
         amount = f"{shown.write(abs(difference.value))}{unit} {direction[2]} ({interval(low, high, shown)})"
+        how = pairing(difference, (learning.best_value, learning.other_value), shown)
         return (
             f"{best} reaches a {direction[1]} {measure} than {other}, {values[0]} instead of {values[1]}: {amount}, "
-            f"which exceeds the spread between seeds{length}"
+            f"which exceeds the spread between seeds{how}{length}"
         )
     ends = f"{shown.write(difference.value)}{unit} ({interval(difference.low, difference.high, shown)})"
     return (
@@ -94,7 +96,8 @@ def price(comparison: Comparison, alternative: Alternative) -> str:
             f"Its price in accuracy is not certain: its test accuracy was {percent(own.test_accuracy.value)}, that of "
             f"{best.candidate.name} {percent(best.test_accuracy.value)}; paired by seed, the difference is {seen}."
         )
-    return f"Its test accuracy is {_difference(gain)} than that of {best.candidate.name} ({ends})."
+    how = pairing(gain, (own.test_accuracy.value, best.test_accuracy.value), ACCURACY)
+    return f"Its test accuracy is {_difference(gain)} than that of {best.candidate.name} ({ends}){how}."
 
 
 def _price_without_accuracy(own: CandidateRow, best: CandidateRow) -> str:

@@ -16,7 +16,7 @@ from paceline.analysis.comparison import Comparison
 from paceline.analysis.exclusions import diverged
 from paceline.config import DEFAULT_STRATEGY, LENGTH_SETTINGS, RunConfig
 from paceline.config.setting import select
-from paceline.records.experiment import Candidate, Design
+from paceline.records.experiment.design import Candidate, Design
 
 OMITTED_SETTINGS = frozenset(select(RunConfig, lambda metadata: metadata.positional or not metadata.in_next_command))
 """Settings left out of a suggested command: it names the workload elsewhere, and the others are about measuring."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.statistics import MIN_REPEATS, Estimate
-from paceline.formatting import FACTOR, confidence, factor, factors_of_repeats, interval, percent, plural
+from paceline.formatting import FACTOR, Unit, confidence, factor, factors_of_repeats, interval, percent, plural
 
 MORE_REPEATS = f"An interval needs {MIN_REPEATS} repeats: --repeats {MIN_REPEATS} may decide it."
 
@@ -39,6 +39,18 @@ def few_repeats(name: str, other: str, speed_up: Estimate) -> str:
         return f"{name} was {ratios} as {other} in two repeats, which contradict each other"
     direction = "faster" if speed_up.value > 1 else "slower"
     return f"{name} was {direction} than {other} in both repeats: {ratios}"
+
+
+def pairing(difference: Estimate, medians: Sequence[float], shown: Unit) -> str:
+    """Return a clause on a difference paired by seed that is not that of the two medians in the table; else nothing.
+
+    A difference in the last decimal is one of rounding.
+    """
+    one, other = (round(median / shown.scale, shown.decimals) for median in medians)
+    of_medians = abs(one - other)
+    if round(abs(abs(difference.value) / shown.scale - of_medians), shown.decimals) <= 10**-shown.decimals:
+        return ""
+    return f", paired by seed; the medians differ by {shown.write(of_medians * shown.scale)}"
 
 
 def in_brackets(estimate: Estimate) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from paceline.comm.flat_view import shaped_like
+from paceline.comm.messages.flat_view import shaped_like
 from paceline.strategies.base.strategy import NamedParameters
 
 

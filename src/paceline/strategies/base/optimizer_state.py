@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.comm.nested_tensors import map_tensors, memory_key
+from paceline.comm.messages.nested_tensors import map_tensors, memory_key
 
 STEP = "step"
 """Key of the step count, which torch's optimisers keep in main memory unless they are fused or capturable."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from paceline.comm.flat_view import flat_view
 from paceline.comm.group import Comm, broadcast_from_rank_0
-from paceline.comm.tensor_layout import check_same_model
+from paceline.comm.messages.flat_view import flat_view
+from paceline.comm.messages.tensor_layout import check_same_model
 from paceline.errors import UsageError, WorkloadError
 from paceline.formatting import plural
 from paceline.records.timeline import Purpose

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.comm.packed_tensors import abort_connections
+from paceline.comm.groups.timed import untimed_group
+from paceline.comm.messages.packed_tensors import abort_connections
 from paceline.errors import RankError, UsageError, WorkloadError
 from paceline.formatting import short_seconds
 from paceline.strategies.parameter_server.client import LocalServerClient
-from paceline.strategies.parameter_server.protocol import RequestKind, ServerFailure, ServerRequest, untimed_group
+from paceline.strategies.parameter_server.protocol import RequestKind, ServerFailure, ServerRequest
 from paceline.strategies.parameter_server.server import GroupExchange, Server, ServerSetup
 from paceline.strategies.parameter_server.server_shard import ServerShard, optimizer_state_of
 from paceline.strategies.parameter_server.staleness import Staleness

@@ -8,8 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import SentT, receive_json_message, receive_typed, send_json_message
-from paceline.comm.packed_tensors import PackedTransfer, naming_peer
+from paceline.comm.groups.timed import untimed_group
+from paceline.comm.messages.json_messages import SentT, receive_json_message, receive_typed, send_json_message
+from paceline.comm.messages.packed_tensors import PackedTransfer, naming_peer
 from paceline.errors import RankError
 from paceline.records.timeline import Purpose
 from paceline.strategies.parameter_server.protocol import (
@@ -21,7 +22,6 @@ from paceline.strategies.parameter_server.protocol import (
     ServerReply,
     ServerRequest,
     start_receiving,
-    untimed_group,
 )
 from paceline.strategies.parameter_server.server import GroupExchange, Server
 from paceline.strategies.parameter_server.server_shard import ServerShard, state_to_device

@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.comm.packed_tensors import PackedTransfer, naming_peer, receive_without_timeout
-from paceline.comm.timed_group import TimedGroup
+from paceline.comm.messages.packed_tensors import PackedTransfer, naming_peer, receive_without_timeout
 from paceline.plans.parameter_server import REPLY_BYTES, REQUEST_BYTES
 
 GRADIENTS, WEIGHTS, STATES, NORMS, REQUESTS, REPLIES = range(6)
@@ -141,8 +140,3 @@ def start_receiving(tensor: Tensor, rank: int, group: dist.ProcessGroup, tag: in
     """Start to receive a small tensor from a rank."""
     with naming_peer(rank):
         return PackedTransfer(dist.irecv(tensor, group_src=rank, group=group, tag=tag), rank)
-
-
-def untimed_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the process group inside a timed one, or the group itself."""
-    return group.inner if isinstance(group, TimedGroup) else group

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import JsonMessage, receive_json_message, send_json_message, send_typed
-from paceline.comm.packed_tensors import PackedTransfer, naming_peer
+from paceline.comm.groups.timed import untimed_group
+from paceline.comm.messages.json_messages import JsonMessage, receive_json_message, send_json_message, send_typed
+from paceline.comm.messages.packed_tensors import PackedTransfer, naming_peer
 from paceline.records.timeline import Purpose
 from paceline.strategies.base.optimizer_state import load_optimizer_state
 from paceline.strategies.base.strategy import MakeOptimizer, NamedParameters
@@ -26,7 +27,6 @@ from paceline.strategies.parameter_server.protocol import (
     RequestKind,
     ServerReply,
     ServerRequest,
-    untimed_group,
 )
 from paceline.strategies.parameter_server.server_shard import ServerShard, optimizer_state_of
 from paceline.strategies.parameter_server.staleness import StalenessLimit

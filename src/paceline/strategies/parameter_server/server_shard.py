@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.comm.packed_tensors import PackedTensors, PackedTransfer
+from paceline.comm.messages.packed_tensors import PackedTensors, PackedTransfer
 from paceline.plans.parameter_server import MARK_BYTES
 from paceline.strategies.base.optimizer_state import clone_tensors
 from paceline.strategies.parameter_server.protocol import GRADIENTS, WEIGHTS
@@ -125,10 +125,13 @@ class ServerShard:
             message.wait()
 
     def receive_weights(self, rank: int, group: dist.ProcessGroup) -> None:
-        """Receive weights from a rank, which calls `send_weights`, into the model."""
+        """Receive weights from a rank, which calls `send_weights`, into the model.
+
+        There is no time limit: the rank may be reading a checkpoint, to resume from it.
+        """
         if self.is_empty:
             return
-        self.weights.receive(rank, group, WEIGHTS).wait()
+        self.weights.receive(rank, group, WEIGHTS).wait(has_limit=False)
         self.unpack_weights()
 
     def _packable(self, mark: StepMark | Verdict) -> list[Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.comm.nested_tensors import tensors_in
+from paceline.comm.messages.nested_tensors import tensors_in
 
 
 class DeferredParameter(nn.Parameter):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from paceline.comm.nested_tensors import tensors_in
+from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.strategies.base.uncopied_hook import UncopiedHook
 
 

@@ -11,14 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.comm import Comm
-from paceline.comm.json_messages import gather_typed
-from paceline.comm.nested_messages import NestedMessage, receive_nested
+from paceline.comm.messages.json_messages import gather_typed
+from paceline.comm.messages.nested import NestedMessage, receive_nested
 from paceline.errors import CheckpointError
 from paceline.formatting import join_names, plural
 from paceline.records.checkpoint import RandomStateInfo
 from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.storage.contents import ParamGroups
+from paceline.training.checkpoints.storage.contents import KEPT_HINT, ParamGroups
 from paceline.training.sync import Sync
 from paceline.workloads.random_state import random_state_info, restore_random_state
 
@@ -135,24 +134,13 @@ def check_model_fits(sync: Sync, saved: Mapping[str, Any]) -> None:
 _MODEL_HINT = "resume with the workload that wrote the checkpoint"
 
 
-def send_from_rank_0(value: Any, comm: Comm) -> Any:
-    """Return rank 0's nested value of tensors and JSON values on every rank; called on every rank."""
-    group = comm.control.group
-    if comm.rank:
-        return receive_nested(0, group, None)
-    message = NestedMessage(value)
-    for rank in range(1, comm.world_size):
-        message.send(rank, group)
-    return value
-
-
 def _gather_to_rank_0(own: dict[str, Any], sync: Sync) -> dict[str, Any]:
     """Return what each rank keeps, by rank, on rank 0; empty if no rank keeps anything."""
     comm = sync.comm
     if not comm.control.largest(float(bool(own))):
         return {}
     if comm.rank:
-        NestedMessage(own).send(0, comm.control.group)
+        NestedMessage(own, f"the state of rank {comm.rank}", KEPT_HINT).send(0, comm.control.group)
         return {}
     return {"0": own} | {
         str(rank): receive_nested(rank, comm.control.group, None) for rank in range(1, comm.world_size)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.config import RunConfig
 from paceline.errors import CheckpointError, UsageError
 from paceline.records.checkpoint import CheckpointInfo
@@ -23,10 +23,9 @@ from paceline.records.provenance import version_of
 from paceline.records.schema import CHECKPOINTS_FOLDER
 from paceline.records.summary import BestEvaluation
 from paceline.records.value_types import Count
-from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.capture import capture
+from paceline.training.checkpoints.capture import Captured, capture
 from paceline.training.checkpoints.storage.async_writer import AsyncWriter, unexpected_error
-from paceline.training.checkpoints.storage.contents import EncodedCheckpoint, ParamGroups
+from paceline.training.checkpoints.storage.contents import EncodedCheckpoint
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.history import TrainedTotals
@@ -134,6 +133,19 @@ class Checkpointer:
     def start(self, position: Position) -> None:
         """Begin to count at the position where the run starts or resumes."""
         self._last = position
+        if self._sync.rank == 0:
+            self._forget_later_best(position)
+
+    def _forget_later_best(self, position: Position) -> None:
+        """Mark the best checkpoint of the steps before a position: a later one is of steps that are trained again."""
+        marked = self._folder.best()
+        if self._evaluations is not None:
+            best = None if self._evaluations.best is None else self._evaluations.best.step
+        else:
+            best = marked if marked is not None and marked <= position.step else None
+        if marked != best:
+            with suppress(CheckpointError):
+                self._folder.reset_best(best)
 
     def write_if_due(self, position: Position) -> None:
         """Write a checkpoint between two windows, if it is time to, or if the weights have the best test result."""
@@ -155,17 +167,20 @@ class Checkpointer:
         self._is_checked = True
         began_s, is_best = self._recording.stopwatch.clock.now(), self._is_new_best(position)
         captured = capture(self._sync, keeps_own_buffers=self._keeps_own_buffers)
-        if self._sync.rank == 0:
-            self._write(captured.state, captured.param_groups, self._info(position, captured.random), began_s, is_best)
+        self._sync.comm.control.while_others_wait(lambda: self._write(captured, position, began_s, is_best))
         self._last, self._last_s = position, self._recording.windows.totals.wall_s
         self._raise_failure(position.step if must_succeed else None)
         self._leave_payload_out()
 
     def finish(self, *, must_succeed: bool = False) -> None:
         """Wait until all checkpoints are on disk; called on every rank at the end of the run."""
-        self.close()
+        self.wait()
         self._report_written()
         self._raise_failure(self._last.step if must_succeed else None)
+
+    def wait(self) -> None:
+        """Wait until nothing is being written, however long it takes; called on every rank."""
+        self._sync.comm.control.while_others_wait(self.close)
 
     def close(self) -> None:
         """End the thread that writes; called after an error, too."""
@@ -227,6 +242,7 @@ class Checkpointer:
             step=position.step,
             epoch=position.epoch,
             epoch_samples=position.epoch_samples,
+            epoch_batches=position.epoch_batches,
             samples=windows.trained.samples,
             strategy=self._config.strategy,
             ranks=sync.ranks,
@@ -237,14 +253,15 @@ class Checkpointer:
             versions={name: version_of(name) or "" for name in ("paceline", "torch")},
         )
 
-    def _write(self, state: State, groups: ParamGroups, info: CheckpointInfo, began_s: float, is_best: bool) -> None:
-        now = self._recording.stopwatch.clock.now
+    def _write(self, captured: Captured, position: Position, began_s: float, is_best: bool) -> None:
+        """Write a checkpoint on rank 0, or begin to."""
+        now, info = self._recording.stopwatch.clock.now, self._info(position, captured.random)
         event = CheckpointEvent(
             step=info.step, started_s=began_s, stall_s=0.0, write_s=None, is_async=self._is_async, is_best=is_best
         )
         error: CheckpointError | None = None
         try:
-            (self._writer or self._folder).write(state, groups, info, is_best=is_best)
+            (self._writer or self._folder).write(captured.state, captured.param_groups, info, is_best=is_best)
         except CheckpointError as found:
             error = found
         except MemoryError as found:  # There is no memory for the copy.

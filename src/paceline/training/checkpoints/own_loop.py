@@ -7,19 +7,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from paceline.comm.json_messages import gather_typed
-from paceline.errors import CheckpointError, PacelineError, UsageError
+from paceline.comm.messages.json_messages import gather_typed
+from paceline.errors import CheckpointError, UsageError
 from paceline.records.checkpoint import CheckpointInfo
 from paceline.records.provenance import version_of
-from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.capture import capture, load_param_groups, load_state, send_from_rank_0
+from paceline.training.checkpoints.capture import Captured, capture
+from paceline.training.checkpoints.from_rank_0 import OPTIMIZER, Found, find_on_rank_0, load_checkpoint
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
+from paceline.training.checkpoints.storage.load import DAMAGED_HINT
 from paceline.training.sync import Restored, Sync
 
-OPTIMIZER, SCHEDULER, SCALER = "optimizer", "scheduler", "scaler"
-"""Parts of what a checkpoint keeps of the loop: the class of the optimiser, and two states."""
+SCHEDULER, SCALER = "scheduler", "scaler"
+"""Keys of two states in what a checkpoint keeps of the loop."""
+NO_PROBLEM = ["", ""]
+"""Message and hint of no error."""
 
 
 def save(sync: Sync, folder: Path, *, scheduler: Any, scaler: Any, extra: Any, keep: int) -> None:
@@ -33,84 +34,66 @@ def save(sync: Sync, folder: Path, *, scheduler: Any, scaler: Any, extra: Any, k
     }
     # Under some strategies and BatchNorm modes the statistics of ranks differ; keeping all of them is always right.
     captured = capture(sync, keeps_own_buffers=sync.ranks > 1 and not sync.uses_sync_batchnorm)
-    problem = ["", ""]
-    if sync.rank == 0:
-        info = CheckpointInfo(
-            step=sync.steps,
-            epoch=0,
-            epoch_samples=0,
-            samples=0,
-            strategy=sync.strategy.name,
-            ranks=sync.ranks,
-            config={},
-            loop=loop,
-            extra=extra,
-            random=captured.random,
-            time=time.time(),
-            versions={name: version_of(name) or "" for name in ("paceline", "torch")},
-        )
-        try:
-            CheckpointFolder(folder, keep).write(captured.state, captured.param_groups, info)
-        except CheckpointError as error:
-            problem = [error.message, error.hint or ""]
-    message, hint = gather_typed(problem, list[str], sync.comm.control)[0]
+    problem = sync.comm.control.while_others_wait(lambda: _write(sync, captured, folder, loop, extra, keep))
+    message, hint = gather_typed(problem or NO_PROBLEM, list[str], sync.comm.control)[0]
     if message:
         raise CheckpointError(message, hint=hint or None)
 
 
+def _write(sync: Sync, captured: Captured, folder: Path, loop: dict[str, Any], extra: Any, keep: int) -> list[str]:
+    """Write a checkpoint on rank 0; return the message and the hint of an error, both empty if there is none."""
+    info = CheckpointInfo(
+        step=sync.steps,
+        epoch=0,
+        epoch_samples=0,
+        samples=0,
+        strategy=sync.strategy.name,
+        ranks=sync.ranks,
+        config={},
+        loop=loop,
+        extra=extra,
+        random=captured.random,
+        time=time.time(),
+        versions={name: version_of(name) or "" for name in ("paceline", "torch")},
+    )
+    try:
+        CheckpointFolder(folder, keep).write(captured.state, captured.param_groups, info)
+    except CheckpointError as error:
+        return [error.message, error.hint or ""]
+    return NO_PROBLEM
+
+
 def restore(sync: Sync, folder: Path, *, scheduler: Any, scaler: Any) -> Restored:
     """Continue from the newest valid checkpoint of a folder, which rank 0 reads; called on every rank."""
-    sent = send_from_rank_0(_read(folder) if sync.rank == 0 else None, sync.comm)
-    if "error" in sent:
-        raise CheckpointError(sent["error"], hint=sent["hint"])
+    sent = find_on_rank_0(lambda: _find(folder), sync.comm)
     if sync.rank == 0:
-        for text in sent["warnings"]:
+        for text in sent.warnings:
             warnings.warn(text, stacklevel=3)
-    if sent["info"] is None:
+    if sent.info is None:
         return Restored(0)
-    info, loop = msgspec.convert(sent["info"], CheckpointInfo), sent["loop"]
-    state, lost, present = State(*sent["state"]), [], type(sync.optimizer).__qualname__
-    if loop[OPTIMIZER] != present:
-        state = State(state.model, {}, state.per_rank)
-        lost = [f"the state of the optimiser, which was {loop[OPTIMIZER]} and is {present}"]
-    else:
-        lost = load_param_groups(sync, sent["param_groups"])
-    lost += load_state(sync, state, info.random, ranks=info.ranks)
-    for part, kept, name in ((scheduler, loop[SCHEDULER], "scheduler"), (scaler, loop[SCALER], "scaler")):
+    lost = load_checkpoint(sync, sent, keeps_groups=True)
+    for part, name in ((scheduler, SCHEDULER), (scaler, SCALER)):
+        kept = sent.info.loop[name]
         if part is not None and kept is not None:
             part.load_state_dict(kept)
         elif kept is not None:
             lost.append(f"the state of the {name}, because sync.restore() got none")
     if sync.rank == 0:
         for text in lost:
-            warnings.warn(f"not restored from {sent['path']}: {text}.", stacklevel=3)
-    sync.steps = info.step
-    return Restored(info.step, sent["extra"])
+            warnings.warn(f"not restored from {sent.path}: {text}.", stacklevel=3)
+    sync.steps = sent.info.step
+    return Restored(sent.info.step, sent.info.extra)
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """Return the newest valid checkpoint, or the error, as a message to all ranks."""
-    try:
-        loaded, damaged = CheckpointFolder(folder).newest()
-    except PacelineError as error:
-        return {"error": error.message, "hint": error.hint}
+def _find(folder: Path) -> Found:
+    """Return the newest valid checkpoint; raise if all are damaged."""
+    loaded, damaged = CheckpointFolder(folder).newest()
     if loaded is None and damaged:
-        return {
-            "error": f"{folder} has no checkpoint that can be loaded. {' '.join(damaged)}",
-            "hint": "restore the folder from a copy, or remove it to start from the beginning",
-        }
-    if loaded is None:
-        return {"info": None, "warnings": []}
-    info = msgspec.structs.replace(loaded.info, loop={}, extra=None)
-    return {
-        "info": msgspec.to_builtins(info),
-        "loop": loaded.info.loop,
-        "extra": loaded.info.extra,
-        "state": [loaded.state.model, loaded.state.optimizer, loaded.state.per_rank],
-        "param_groups": loaded.param_groups,
-        "path": str(loaded.path),
-        "warnings": damaged,
-    }
+        raise CheckpointError(
+            f"{folder} has no checkpoint that can be loaded. {' '.join(damaged)}",
+            hint=DAMAGED_HINT,
+        )
+    return Found(loaded, damaged)
 
 
 def _state_of(part: Any, name: str) -> Any:

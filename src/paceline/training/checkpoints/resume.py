@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from paceline.comm import Comm
-from paceline.errors import CheckpointError, PacelineError
+from paceline.errors import CheckpointError
 from paceline.records import RunFolder
 from paceline.records.checkpoint import CheckpointInfo
 from paceline.records.events import ResumedEvent
 from paceline.records.resumed import read_history, set_attempt_aside
 from paceline.records.schema import CHECKPOINTS_FOLDER
-from paceline.strategies.base.strategy import State
-from paceline.training.checkpoints.capture import load_param_groups, load_state, send_from_rank_0
 from paceline.training.checkpoints.checkpointer import LoopState
+from paceline.training.checkpoints.from_rank_0 import Found, SentCheckpoint, find_on_rank_0, load_checkpoint
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.checkpoints.storage.load import load
 from paceline.training.recording.history import RecordedWindows, Resumed, TrainedTotals
@@ -29,16 +27,17 @@ from paceline.workloads.position import Position
 class ResumePoint:
     """Checkpoint and record that a run continues from, the same on all ranks."""
 
-    info: CheckpointInfo | None
-    """None if a run is restarted that has written no checkpoint: it begins again."""
+    checkpoint: SentCheckpoint
+    """It has no info if a run is restarted that has written no checkpoint: the run begins again."""
     loop: LoopState | None
-    state: State
-    param_groups: list[dict[str, Any]]
-    path: str
+    """None if the run begins again."""
     recorded: RecordedWindows
-    warnings: list[str]
-    """A sentence for each newer checkpoint that is damaged."""
     is_restart: bool
+
+    @property
+    def info(self) -> CheckpointInfo | None:
+        """Description of the checkpoint; None if the run begins again."""
+        return self.checkpoint.info
 
     @property
     def position(self) -> Position:
@@ -49,6 +48,7 @@ class ResumePoint:
             step=self.info.step,
             epoch=self.info.epoch,
             epoch_samples=self.info.epoch_samples,
+            epoch_batches=self.info.epoch_batches,
             epoch_ends=tuple(self.loop.epoch_ends),
         )
 
@@ -70,11 +70,11 @@ class ResumePoint:
         return ResumedEvent(
             step=self.position.step,
             redone=self.recorded.redone,
-            checkpoint=self.path,
+            checkpoint=self.checkpoint.path,
             ranks_before=0 if info is None else info.ranks,
             strategy_before="" if info is None else info.strategy,
             lost=lost,
-            warnings=self.warnings,
+            warnings=self.checkpoint.warnings,
             is_restart=self.is_restart,
         )
 
@@ -86,50 +86,28 @@ def find_resume_point(path: Path, folder: RunFolder, comm: Comm) -> ResumePoint:
     checkpoint there, it begins again.
     """
     is_restart = path == folder.path
-    sent = send_from_rank_0(_read(path, folder, is_restart=is_restart) if comm.rank == 0 else None, comm)
-    if "error" in sent:
-        raise CheckpointError(sent["error"], hint=sent["hint"])
-    info = None if sent["info"] is None else msgspec.convert(sent["info"], CheckpointInfo)
+    sent = find_on_rank_0(lambda: _find(path, folder, is_restart=is_restart), comm)
     return ResumePoint(
-        info=info,
-        loop=None if info is None else LoopState.of(sent["loop"]),
-        state=State(*sent["state"]),
-        param_groups=sent["param_groups"],
-        path=sent["path"],
-        recorded=msgspec.convert(sent["recorded"], RecordedWindows),
-        warnings=sent["warnings"],
+        checkpoint=sent,
+        loop=None if sent.info is None else LoopState.of(sent.info.loop),
+        recorded=msgspec.convert(sent.record, RecordedWindows),
         is_restart=is_restart,
     )
 
 
-def _read(path: Path, folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
-    """Return the checkpoint and the history of the record, or the error, as a message to all ranks."""
+def _find(path: Path, folder: RunFolder, *, is_restart: bool) -> Found:
+    """Return the checkpoint and the windows of the record; set the files of the attempt before aside."""
+    if is_restart:
+        loaded, warnings = CheckpointFolder(path / CHECKPOINTS_FOLDER).newest()
+    else:
+        loaded = load(path)
+        warnings = list(loaded.warnings)
     try:
-        if is_restart:
-            loaded, warnings = CheckpointFolder(path / CHECKPOINTS_FOLDER).newest()
-        else:
-            loaded = load(path)
-            warnings = list(loaded.warnings)
-        step = 0 if loaded is None else loaded.info.step
-        history = read_history(folder.path, step)
-        recorded = RecordedWindows.of(history)
+        history = read_history(folder.path, 0 if loaded is None else loaded.info.step)
         set_attempt_aside(folder.path, history.attempt)
-    except PacelineError as error:
-        return {"error": error.message, "hint": error.hint}
     except OSError as error:
-        return {"error": f"the record in {folder.path} cannot be continued: {error}.", "hint": None}
-    state = State({}, {}) if loaded is None else loaded.state
-    return {
-        "info": None
-        if loaded is None
-        else msgspec.to_builtins(msgspec.structs.replace(loaded.info, loop={}, extra=None)),
-        "loop": None if loaded is None else loaded.info.loop,
-        "state": [state.model, state.optimizer, state.per_rank],
-        "param_groups": [] if loaded is None else loaded.param_groups,
-        "path": "" if loaded is None else str(loaded.path),
-        "recorded": msgspec.to_builtins(recorded),
-        "warnings": warnings,
-    }
+        raise CheckpointError(f"the record in {folder.path} cannot be continued: {error}.") from None
+    return Found(loaded, warnings, msgspec.to_builtins(RecordedWindows.of(history)))
 
 
 def load_into(sync: Sync, point: ResumePoint, *, keeps_groups: bool) -> list[str]:
@@ -137,14 +115,7 @@ def load_into(sync: Sync, point: ResumePoint, *, keeps_groups: bool) -> list[str
 
     With `keeps_groups`, the settings of the optimiser are those of the checkpoint too, not those of the recipe.
     """
-    if point.info is None or point.loop is None:
+    if point.loop is None:
         return []
-    state, lost, present = point.state, [], type(sync.optimizer).__qualname__
-    if point.loop.optimizer != present:
-        state = State(state.model, {}, state.per_rank)
-        lost = [f"the state of the optimiser, which was {point.loop.optimizer} and is {present}"]
-    elif keeps_groups:
-        lost = load_param_groups(sync, point.param_groups)
-    lost += load_state(sync, state, point.info.random, ranks=point.info.ranks)
     sync.skipped_steps = point.loop.skipped_steps
-    return lost
+    return load_checkpoint(sync, point.checkpoint, keeps_groups=keeps_groups)

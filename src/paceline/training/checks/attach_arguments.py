@@ -31,7 +31,9 @@ def check_arguments(
     bn: object,
     allow_unused: object,
     replica_guard: object,
+    hang_timeout: object,
     timeout: object,
+    check_collectives: object,
 ) -> None:
     """Raise a UsageError for an argument of `attach` that has the wrong type or value."""
     if not isinstance(model, nn.Module):
@@ -64,9 +66,12 @@ def check_arguments(
         raise UsageError(f"allow_unused is {allow_unused!r}.", hint="pass True or False")
     if replica_guard not in typing.get_args(ReplicaGuardMode):
         raise wrong_choice("replica_guard", str(replica_guard), typing.get_args(ReplicaGuardMode))
-    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not (is_number and math.isfinite(timeout) and timeout > 0):  # type: ignore[arg-type,operator]
+    if not (_is_seconds(hang_timeout) and hang_timeout >= 0):  # type: ignore[operator]
+        raise UsageError(f"hang_timeout is {hang_timeout!r}.", hint="pass a number of seconds, or 0 for no watchdog")
+    if timeout is not None and not (_is_seconds(timeout) and timeout > 0):  # type: ignore[operator]
         raise UsageError(f"timeout is {timeout!r}.", hint="pass a number of seconds that is more than 0")
+    if not isinstance(check_collectives, bool):
+        raise UsageError(f"check_collectives is {check_collectives!r}.", hint="pass True or False")
     _check_model(model)
 
 
@@ -163,3 +168,7 @@ def _kind(value: object) -> str:
         return f"the class {value.__name__}"
     name = type(value).__name__
     return f"an object of type {name}"
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from paceline.comm.control import ControlChannel
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.errors import PacelineError, WorkloadError
 from paceline.formatting import join_names, whole
 from paceline.workloads.batches import FIRST_BATCH, Source

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.comm.nested_tensors import tensors_in
+from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.config import RunConfig
 from paceline.errors import PacelineError, WorkloadError
 from paceline.strategies.base.strategy import no_gradient_error

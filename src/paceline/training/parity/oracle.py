@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.comm.group import Comm
-from paceline.comm.nested_messages import NestedMessage, receive_nested
+from paceline.comm.messages.nested import NestedMessage, receive_nested
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.training.parity.difference import Gradients, repeats
@@ -47,6 +47,12 @@ class Shards:
     """All ranks' micro-batches of each step on rank 0; empty on other ranks."""
 
 
+_BATCH_HINT = (
+    "return tensors, arrays, numbers and strings, in lists, tuples or dicts; or leave out the proof of strategies, "
+    "which needs the batches of all ranks: --no-proof"
+)
+
+
 def draw_shards(source: Source, comm: Comm, steps: int) -> Shards:
     """Fetch the samples of all ranks for the given number of steps; shorter data is repeated."""
     drawn = list(itertools.islice(_batches(source, comm), steps))
@@ -62,7 +68,7 @@ def draw_shards(source: Source, comm: Comm, steps: int) -> Shards:
 def _gather_drawn(drawn: list[list[MicroBatch]], comm: Comm) -> list[list[list[MicroBatch]]]:
     """Return the micro-batches of each step of every rank, on rank 0; empty on other ranks."""
     own = [[[one.samples, one.weight, one.epoch, one.content] for one in step] for step in drawn]
-    message, group = NestedMessage(own), comm.control.group
+    message, group = NestedMessage(own, "a batch", _BATCH_HINT), comm.control.group
     if comm.rank != 0:
         message.send(0, group)
         return []

@@ -17,7 +17,7 @@ from torch import nn
 from torch.amp import GradScaler
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_typed, receive_json_message, send_json_message
+from paceline.comm.messages.json_messages import gather_typed, receive_json_message, send_json_message
 from paceline.config import RunConfig
 from paceline.records.parity import Parity
 from paceline.strategies.base.abilities import ServesParameters, UpdatesInParts

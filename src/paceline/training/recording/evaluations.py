@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from paceline.comm.json_messages import gather_typed
+from paceline.comm.messages.json_messages import gather_typed
 from paceline.config import RunConfig
 from paceline.errors import WorkloadError
 from paceline.records.events import EvaluationEvent

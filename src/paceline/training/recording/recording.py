@@ -5,13 +5,15 @@ Paceline's loop, a user's script and the measurement of the cost of recording al
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from paceline.analysis.resources import training_time, usage_between
 from paceline.analysis.steps.split import split_of
 from paceline.comm import Comm
 from paceline.config import RunConfig
+from paceline.measure.activity import ACTIVITY
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
 from paceline.measure.run_monitor import RunMonitor
@@ -85,7 +87,8 @@ class Recording:
             self.stopwatch,
             recorder.steps,
             recorder.timeline if config.events else None,
-            0 if self._resumed is None else self._resumed.step,
+            first_step := 0 if self._resumed is None else self._resumed.step,
+            recorder.step_counter(first_step) if sync.strategy.lockstep else None,
         )
         profiler = None if steps_only else self._make_profiler()
         self.windows = Windows(
@@ -100,6 +103,7 @@ class Recording:
         )
         if not steps_only:
             self._start_monitoring()
+        ACTIVITY.follow(self.stopwatch, self.windows.first_step)
 
     def _make_profiler(self) -> StepProfiler | None:
         steps = self._config.profiled_steps
@@ -116,10 +120,12 @@ class Recording:
         """Write an event to the record."""
         self._recorder.write_event(event)
 
-    def span(self, kind: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
         """Record the `with` block as an event on this rank, such as an evaluation."""
         assert self._monitor is not None
-        return self._monitor.marks.span(kind)
+        with self._monitor.marks.span(kind), ACTIVITY.doing(f"in the {kind}"):
+            yield
 
     def summarise(self) -> Summary:
         """End training and return its figures, the same on every rank; called on every rank before evaluation."""

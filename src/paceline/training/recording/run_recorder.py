@@ -11,6 +11,7 @@ import msgspec
 from paceline.records import EventWriter, RunDescription, RunFolder, StepWriter, Summary, Topology, provenance
 from paceline.records.events import ConfigEvent, EndEvent, RunEvent
 from paceline.records.settings import Settings
+from paceline.records.step_counter import StepCounter
 from paceline.records.timeline import TimelineWriter
 
 WriteEvent = Callable[[RunEvent], None]
@@ -49,11 +50,18 @@ class RunRecorder:
         self._events = EventWriter(folder, now, continued_s=continued_s) if rank == 0 else None
         self._on_event = on_event
         self._listeners: list[RecordListener] = []
+        self._counter: StepCounter | None = None
 
     @cached_property
     def steps(self) -> StepWriter:
         """Writer of this rank's steps. The file is created after the description, which declares its contents."""
         return StepWriter(self.folder, self._rank)
+
+    def step_counter(self, done: int) -> StepCounter | None:
+        """Return the counter of steps on rank 0, which begins at `done`; None on others."""
+        if self._rank == 0:
+            self._counter = StepCounter(self.folder.path, done)
+        return self._counter
 
     @cached_property
     def timeline(self) -> TimelineWriter:
@@ -96,5 +104,7 @@ class RunRecorder:
         for name in ("steps", "timeline"):
             if name in self.__dict__:  # The file exists only if it was used.
                 getattr(self, name).close()
+        if self._counter is not None:
+            self._counter.close()
         if self._events is not None:
             self._events.close()

@@ -19,6 +19,7 @@ from paceline.analysis.summary import RankTotals
 from paceline.comm.control import ControlChannel
 from paceline.measure.steps import Laps, Stopwatch, TimelineRow
 from paceline.records import StepRow, Steps, StepWriter
+from paceline.records.step_counter import StepCounter
 from paceline.records.timeline import TimelineWriter
 
 FLUSH_EVERY_S = 0.5
@@ -66,12 +67,21 @@ class StepRecorder:
     """Recorder of the steps of one rank."""
 
     def __init__(
-        self, stopwatch: Stopwatch, writer: StepWriter, timeline: TimelineWriter | None, first_step: int = 0
+        self,
+        stopwatch: Stopwatch,
+        writer: StepWriter,
+        timeline: TimelineWriter | None,
+        first_step: int = 0,
+        counter: StepCounter | None = None,
     ) -> None:
-        """Record the steps from number `first_step` on, at which the run starts or resumes."""
+        """Record the steps from number `first_step` on, at which the run starts or resumes.
+
+        `counter` counts them at once, on the rank that has it.
+        """
         self._stopwatch = stopwatch
         self._writer = writer
         self._timeline = timeline
+        self._counter = counter
         self._spans: list[TimelineRow] = []
         self._pending: list[_PendingStep] = []
         self._samples = 0
@@ -109,6 +119,8 @@ class StepRecorder:
         """
         step = _PendingStep(epoch, self._samples, laps, self._losses, self._correct, global_step, skipped)
         self._pending.append(step)
+        if self._counter is not None:
+            self._counter.count()
         self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._flushed_s > FLUSH_EVERY_S:
             self.flush()

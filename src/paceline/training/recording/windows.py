@@ -106,9 +106,16 @@ class Windows:
         unknown = {step for step, loss in enumerate(losses) if math.isnan(loss)}
         self.divergence.add(losses, skipped=frozenset(recorded.skipped), unreported=unknown)
 
-    def next_end(self, step: int) -> int:
-        """Return the end of the window that starts at `step`: whole periods, long enough to make closing cheap."""
-        end = min(self._end_by_periods(step), self._end_by_time(step), self._end_by_boundary(step))
+    def next_end(self, step: int, total: int | None = None) -> int:
+        """Return the end of the window that starts at `step`: whole periods, long enough to make closing cheap.
+
+        `total` are the steps of a run whose ranks do not step together: they would mostly wait in a short last window,
+        so the one before it goes on to the end of the run, unless something is due in between.
+        """
+        end = min(self._end_by_periods(step), self._end_by_time(step))
+        if total is not None and total - end < (end - step) / 2:
+            end = total
+        end = min(end, self._end_by_boundary(step))
         return end if self._profiler is None else self._profiler.window_end(step, end)
 
     @property

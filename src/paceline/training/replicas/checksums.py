@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from paceline.comm.flat_view import flat_view
+from paceline.comm.messages.flat_view import flat_view
 
 _BLOCK = 2**20
 """Words per block of the hash on GPUs: a block's products take 8 MiB."""

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm.group import Comm
-from paceline.comm.json_messages import gather_typed
-from paceline.comm.tensor_layout import TensorLayout, first_difference, layout_of
+from paceline.comm.messages.json_messages import gather_typed
+from paceline.comm.messages.tensor_layout import TensorLayout, first_difference, layout_of
 from paceline.errors import ReplicaError
 
 _BLOCK = 2**22

@@ -35,7 +35,8 @@ COST_SHARE = 0.001
 ROUNDING = 1e-6
 """Largest distance, relative to the norm of a tensor, that rounding explains."""
 _HINT = (
-    "train through sync.model and sync.step() on every rank; a strategy of your own must synchronise every gradient; "
+    "train through sync.model and sync.step() on every rank; a strategy of your own must synchronise every gradient "
+    "(--check-collectives finds messages of different sizes, which Gloo accepts in silence); "
     'to train on, use --replica-guard warn (in your own training loop: attach(…, replica_guard="warn"))'
 )
 TURN_BYTES = 16 * 2**20

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.comm import Comm
-from paceline.comm.nested_tensors import tensors_in
+from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.comm.world import ranks_sharing_cores
 from paceline.config import BatchNormMode, ReplicaGuardMode
 from paceline.errors import WorkloadError

@@ -2,8 +2,8 @@
 
 The package turns a name such as `cifar10` or `synthetic:size=500` into a pair of `images.ImageSet` (train, test).
 `prepare` runs once, in the launcher, before any process group: it checks and downloads files, and does not import
-torch. `load` runs on every rank: it never downloads, and checks only sizes. A new data set needs a file and a line in
-the registry.
+torch. `load` runs on every rank and never downloads. It checks files too, since those of another host may differ; a
+file that was checked before costs a look at its size and time. A new data set needs a file and a line in the registry.
 
     spec ──> prepare: checksums, download, archive ──> files ──> load: one file per data set ──> images.ImageSet.batch
 """
@@ -67,7 +67,7 @@ def prepare(spec: str, *, data_dir: Path, progress: bool = True) -> None:
 
 
 def load(spec: str, *, data_dir: Path) -> tuple[ImageSet, ImageSet]:
-    """Return the train and test parts of `spec`; `prepare` has run before, so only sizes are checked."""
+    """Return the train and test parts of `spec`; a file that is missing or not the published one is an error."""
     return _parse(spec).load(data_dir)
 
 

@@ -2,6 +2,7 @@
 
 `extractall` writes to any path that the archive contains. Here the archive supplies only bytes: a member is extracted
 if it is a regular file of exactly the requested name and at most the expected size, to the path that the caller gives.
+It must also pass Python's data filter, which refuses paths that lead out of the folder, links and devices.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def extract(archive: Path, members: Sequence[ArchiveMember], *, member_bytes: in
                 content = tar.extractfile(entry)
                 assert content is not None, "a regular file has content"
                 member = wanted.pop(entry.name)
+                if hasattr(tarfile, "data_filter"):  # From Python 3.11.4 on.
+                    tarfile.data_filter(entry, str(member.target.parent))
                 write_checked(
                     member.target, _chunks(content), member.md5, hint=f"delete {archive} to download it again"
                 )

@@ -31,13 +31,20 @@ def is_intact(path: Path, md5: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}.", hint="make sure that it is a file that you may read"
-        ) from error
+        raise unreadable(path, error) from error
     if found != md5:
         raise wrong_checksum(path, expected=md5, found=found, hint="delete it to download it again")
     _add_to_cache(path, stamp)
     return True
+
+
+def check_intact(path: Path, md5: str, *, missing_hint: str) -> None:
+    """Raise unless the file exists and is the published one.
+
+    A rank calls this before it reads a file: the launcher may have checked one on another host.
+    """
+    if not is_intact(path, md5):
+        raise DataError(f"{path} is missing.", hint=missing_hint)
 
 
 def write_checked(path: Path, chunks: Iterable[bytes], md5: str, *, hint: str) -> None:
@@ -66,6 +73,11 @@ def write_checked(path: Path, chunks: Iterable[bytes], md5: str, *, hint: str) -
 def wrong_checksum(path: Path, *, expected: str, found: str, hint: str) -> DataError:
     """Return the error for a file that differs from the published one."""
     return DataError(f"{path} has the md5 {found}, not {expected} as published.", hint=hint)
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """Return the error for a file that cannot be read."""
+    return DataError(f"{path} cannot be read: {error.strerror}.", hint="make sure that it is a file that you may read")
 
 
 def _stamp(path: Path, md5: str) -> dict[str, object]:

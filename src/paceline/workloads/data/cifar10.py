@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.formatting import whole
 from paceline.workloads.data.archive import ArchiveMember, extract
-from paceline.workloads.data.checksums import is_intact
+from paceline.workloads.data.checksums import check_intact, is_intact, unreadable
 from paceline.workloads.data.download import Remote, fetch_missing, fetch_once, missing_hint
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ TEST_FILES = {"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"}
 
 _ROW_BYTES = 1 + 3 * 32 * 32
 _FILE_BYTES = 10_000 * _ROW_BYTES
+_AGAIN = "delete it to download it again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,20 +69,17 @@ def _read(data_dir: Path, names: dict[str, str]) -> ImageSet:
 
     from paceline.workloads.data.images import ImageSet
 
-    paths = [data_dir / FOLDER / name for name in names]
-    counts = [_row_count(path, data_dir) for path in paths]
-    images = torch.empty((sum(counts), 3, 32, 32), dtype=torch.uint8)
-    labels = torch.empty(sum(counts), dtype=torch.int64)
+    for name, md5 in names.items():
+        check_intact(data_dir / FOLDER / name, md5, missing_hint=missing_hint(ARCHIVE, data_dir))
+    parts = [read_rows(data_dir / FOLDER / name) for name in names]
+    images = torch.empty((sum(map(len, parts)), 3, 32, 32), dtype=torch.uint8)
+    labels = torch.empty(len(images), dtype=torch.int64)
     first = 0
-    for path, count in zip(paths, counts, strict=True):
-        rows = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(count, _ROW_BYTES)
-        images[first : first + count] = rows[:, 1:].view(count, 3, 32, 32)
-        labels[first : first + count] = rows[:, 0]
-        first += count
-    if (highest := int(labels.max())) > 9:
-        raise DataError(
-            f"a label in {data_dir / FOLDER} is {highest}, not 0 to 9.", hint="delete the folder to download it again"
-        )
+    for rows in map(torch.from_numpy, parts):
+        last = first + len(rows)
+        images[first:last] = rows[:, 1:].view(-1, 3, 32, 32)
+        labels[first:last] = rows[:, 0]
+        first = last
     return ImageSet(
         name="cifar10",
         images=images,
@@ -93,13 +92,19 @@ def _read(data_dir: Path, names: dict[str, str]) -> ImageSet:
     )
 
 
-def _row_count(path: Path, data_dir: Path) -> int:
-    if not path.is_file():
-        raise DataError(f"{path} is missing.", hint=missing_hint(ARCHIVE, data_dir))
-    size = path.stat().st_size
-    if size == 0 or size % _ROW_BYTES:
+def read_rows(path: Path) -> npt.NDArray[np.uint8]:
+    """Return the rows of a file, each one label and the bytes of an image; raise if it has other content."""
+    try:
+        content = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not len(content) or len(content) % _ROW_BYTES:
         raise DataError(
-            f"{path} has {whole(size)} bytes, which is not a multiple of {whole(_ROW_BYTES)} (one image).",
-            hint="delete it to download it again",
+            f"{path} has {whole(len(content))} bytes, which is not a multiple of {whole(_ROW_BYTES)} (one image).",
+            hint=_AGAIN,
         )
-    return size // _ROW_BYTES
+    rows = content.reshape(-1, _ROW_BYTES)
+    wrong = np.flatnonzero(rows[:, 0] > 9)
+    if len(wrong):
+        raise DataError(f"image {wrong[0]} of {path} has the label {rows[wrong[0], 0]}, not 0 to 9.", hint=_AGAIN)
+    return rows

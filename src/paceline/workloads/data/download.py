@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -44,6 +44,26 @@ class Remote:
     def name(self) -> str:
         """Name of the file, on the server and in the data folder."""
         return self.url.rpartition("/")[2]
+
+
+class StayEncrypted(urllib.request.HTTPRedirectHandler):
+    """Follows redirections, but not from https to an address that is not encrypted."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise urllib.error.URLError(f"{req.full_url} redirects to {newurl}, which is not encrypted")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(StayEncrypted)
 
 
 def fetch_missing(
@@ -107,7 +127,7 @@ def _stream(remote: Remote, folder: Path, *, progress: bool) -> Generator[bytes]
 
     received = 0
     try:
-        with urllib.request.urlopen(remote.url, timeout=TIMEOUT_S) as response:
+        with _OPENER.open(remote.url, timeout=TIMEOUT_S) as response:
             total = response.length or 0
             with _bar(remote.name, total, shown=progress) as advance:
                 while chunk := response.read(_CHUNK_BYTES):

@@ -34,14 +34,20 @@ for (const button of document.querySelectorAll("table.sortable .sort")) {
   button.addEventListener("click", () => sortTable(button.closest("th")));
 }
 
-// A hint above each table that is wider than its area.
+// A table that is wider than its area breaks its intervals over two lines if that is enough; otherwise a hint is above it.
 for (const region of document.querySelectorAll(".scroll")) {
   const hint = document.createElement("p");
   hint.className = "sideways";
   hint.textContent = "Scroll the table sideways to see all columns.";
   hint.hidden = true;
   region.before(hint);
-  const update = () => { hint.hidden = region.scrollWidth <= region.clientWidth; };
+  const isWider = () => region.scrollWidth > region.clientWidth;
+  const update = () => {
+    region.classList.remove("tight");
+    if (isWider()) region.classList.add("tight");
+    if (isWider()) region.classList.remove("tight");
+    hint.hidden = !isWider();
+  };
   new ResizeObserver(update).observe(region);
   update();
 }

@@ -25,6 +25,7 @@ from paceline.training.checkpoints.storage.encoding import ValueDecoder, ValueEn
 ParamGroups = Sequence[Mapping[str, Any]]
 """Parameter groups of an optimiser, each with the names of its parameters instead of the parameters."""
 TensorsByFile = dict[str, dict[str, Tensor]]
+KEPT_HINT = "checkpoints keep dense tensors, numbers, text, lists, tuples and dicts"
 
 
 @dataclass(frozen=True)
@@ -141,5 +142,5 @@ def _guarded(encode: Callable[[], bytes]) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"a value cannot be kept in a checkpoint: {error}.",
-            hint="checkpoints keep dense tensors, numbers, text, lists, tuples and dicts",
+            hint=KEPT_HINT,
         ) from None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.comm.nested_tensors import memory_key
+from paceline.comm.messages.nested_tensors import memory_key
 from paceline.errors import CheckpointError
 from paceline.records.checkpoint import FLOAT, MARK, PAIRS, STRIDES, TENSOR, TUPLE
 from paceline.training.checkpoints.storage.tensors import dense_strides, is_dense, unkept_kind, with_strides

@@ -121,7 +121,7 @@ def read_tensors(folder: Path, files: Mapping[str, StoredFile]) -> dict[str, dic
         try:
             found[name] = load_file(file, backend="pread")  # The default would map the file, which may be removed.
         except (SafetensorError, OSError, ValueError) as error:
-            raise DamagedError(f"{name} cannot be read: {error}") from None
+            raise DamagedError(f"{name} cannot be read: {' '.join(str(error).split())}") from None
     return found
 
 

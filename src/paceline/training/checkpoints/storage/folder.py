@@ -115,6 +115,14 @@ class CheckpointFolder:
                 raise CheckpointError(f"{self.path} has no checkpoint of step {step} to mark as the best.")
             self._write_best(step)
 
+    def reset_best(self, step: int | None) -> None:
+        """Make the checkpoint of a step the best one, or none if there is no such checkpoint."""
+        with self._lock, self._explaining(step or 0):
+            if step is not None and any(entry.step == step for entry in self._entries()):
+                self._write_best(step)
+            else:
+                (self.path / BEST_FILE).unlink(missing_ok=True)
+
     def best(self) -> int | None:
         """Return the step of the best checkpoint by validation; None if none is marked."""
         with self._lock:

@@ -47,7 +47,8 @@ def _read(path: Path, read: Callable[[Path], ContentT]) -> tuple[ContentT, list[
     content, damaged = CheckpointFolder(folder).newest_by(read)
     if content is None:
         reasons = " ".join(["", *damaged])
-        raise CheckpointError(f"{folder} has no checkpoint that can be loaded.{reasons}", hint=_HINT)
+        hint = DAMAGED_HINT if damaged else _HINT
+        raise CheckpointError(f"{folder} has no checkpoint that can be loaded.{reasons}", hint=hint)
     return content, damaged
 
 
@@ -66,3 +67,4 @@ def _read_one(path: Path, read: Callable[[Path], ContentT]) -> ContentT:
 
 
 _HINT = "name a run's folder, its folder of checkpoints, or one checkpoint"
+DAMAGED_HINT = "restore the checkpoints from a copy, or begin again in another folder"

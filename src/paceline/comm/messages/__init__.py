@@ -1,0 +1,1 @@
+"""Messages between ranks: JSON, nested values with tensors, packed tensors."""

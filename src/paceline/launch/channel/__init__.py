@@ -1,0 +1,1 @@
+"""Messages between launcher processes: the store, tokens, the handshake, heartbeats."""

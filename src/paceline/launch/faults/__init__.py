@@ -1,0 +1,1 @@
+"""Failures: their causes, hangs, restarts, signals."""
