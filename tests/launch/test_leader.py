@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -173,19 +174,21 @@ def test_a_follower_without_a_leader_fails_after_the_timeout(tmp_path: Path) -> 
     assert "frame #" not in done.stderr
 
 
-def lose_hosts_soon() -> None:
-    """Make a leader wait a shorter time for a host that sends no heartbeats."""
-    heartbeat.LOST_AFTER_S = 5.0
-    leader.FOLLOWERS_FINISH_S = 3.0
+def leave_before_ranks_end() -> None:
+    """Make a leader end as soon as its followers have read that it does, while their ranks run."""
+    leader.FOLLOWERS_FINISH_S = 0.0
+    heartbeat.LOST_AFTER_S = 100.0
 
 
 @contextmanager
-def two_hosts_comparing(out: Path, workload: str = "user_workloads:slow") -> Iterator[list[Forked]]:
+def two_hosts_comparing(
+    out: Path, workload: str = "user_workloads:slow", setup: Callable[[], None] | None = None
+) -> Iterator[list[Forked]]:
     """Start a comparison on two hosts that would take days; yield once both ranks train."""
     options = (workload, "--strategies", "ddp,allreduce", "--steps", "1000000", *QUICK, "--out", str(out))
     launch = ("--hosts", "2", "--ranks", "2", "--master", free_master())
     commands = [("compare", *options, *launch, "--node-rank", str(number)) for number in range(2)]
-    with forked(*commands[0], setup=lose_hosts_soon) as first, forked(*commands[1]) as second:
+    with forked(*commands[0], setup=setup) as first, forked(*commands[1]) as second:
         wait_until(lambda: len(list(out.glob("repeat-1/1-ddp/rank-*.csv"))) == 2, "both ranks train")
         yield [first, second]
 
@@ -213,9 +216,15 @@ def test_a_busy_rank_is_stopped_after_a_failure_on_another_host(tmp_path: Path) 
 
 
 def test_ctrl_c_on_the_leader_ends_followers_whose_ranks_hang(tmp_path: Path) -> None:
-    with two_hosts_comparing(tmp_path / "compared", "user_workloads:hangs_on_rank_1") as hosts:
+    """The leader waits until a follower that does not run at first has read the end, but not for the hung rank."""
+    workload = "user_workloads:hangs_on_rank_1"
+    with two_hosts_comparing(tmp_path / "compared", workload, leave_before_ranks_end) as hosts:
+        os.kill(hosts[1].pid, signal.SIGSTOP)
         os.kill(hosts[0].pid, signal.SIGINT)
-        assert [host.wait().returncode for host in hosts] == [130, 130]
+        time.sleep(2)  # Longer than a leader takes to end that does not wait.
+        os.kill(hosts[1].pid, signal.SIGCONT)
+        ended = [host.wait() for host in hosts]
+    assert [one.returncode for one in ended] == [130, 130], ended
 
 
 def test_compare_under_torchrun(tmp_path: Path) -> None:

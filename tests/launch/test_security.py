@@ -234,6 +234,7 @@ MESSAGES: dict[str, Any] = {
     follower.stop_key(1): 1,
     outcome_key(1, 1): {"codes": {"1": 9}, "error": None, "sends_files": True},
     follower.files_key(1, 1): [{"path": "/etc/cron.d/evil", "chunks": 1, "bytes": 1}],
+    follower.end_read_key(1): True,
     follower.finished_key(1): True,
     heartbeat._aborted_key(1): True,
     heartbeat._heartbeat_key(1): 10**9,

@@ -6,6 +6,7 @@ It starts nothing but runs of its own command (`launch/channel/own_command.py`),
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
@@ -110,35 +111,69 @@ def files_key(number: int, launcher: int) -> str:
     return f"files-{number}-{launcher}"
 
 
+def end_read_key(launcher: int) -> str:
+    """Return the key that a follower posts after it has read `END`, while its ranks may still run."""
+    return f"{END}-read-{launcher}"
+
+
 def finished_key(launcher: int) -> str:
-    """Return the key that a follower posts after it has read `END`."""
+    """Return the key that a follower posts after it has read `END` and its ranks have ended."""
     return f"finished-{launcher}"
+
+
+class EndOfLeader:
+    """The leader's `LaunchEnd`, known from the moment that a thread of this follower has read it.
+
+    The store ends with the leader, which does not wait for ranks that take long to stop.
+    """
+
+    def __init__(self, channel: StoreChannel, launcher: int) -> None:
+        self._channel = channel
+        self._launcher = launcher
+        self.known: LaunchEnd | None = None
+        """None until it has been read."""
+
+    def read(self) -> LaunchEnd | None:
+        """Return the end; None if the leader has not posted it."""
+        if self.known is None:
+            end = self._channel.find(END, LaunchEnd)
+            if end is not None:
+                self.known = end
+                self._channel.keep(end_read_key(self._launcher), True)
+        return self.known
 
 
 def follow(channel: StoreChannel, launcher: LauncherProcess, launch: LaunchConfig, command: OwnCommand) -> None:
     """Run this launcher's ranks of every job until the leader posts `END`; refuse jobs that `command` does not have."""
     early = EarlyStop()
     keeping = early.kept() if launch.max_restarts else contextlib.nullcontext()
-    with send_heartbeats(channel, launcher.number, terminate_ranks), keeping:
-        number = 1
-        while not isinstance(posted := _next_message(channel, number), LaunchEnd):
-            own = [rank_range for rank_range in posted.rank_ranges if rank_range.launcher == launcher.number]
-            if own:
-                _run_job(channel, number, own[0], posted, launch, command, early)
-            number += 1
-        channel.keep(finished_key(launcher.number), True)
-    _finish(posted, launcher)
+    end = EndOfLeader(channel, launcher.number)
+    with send_heartbeats(channel, launcher.number, on_answer=end.read, on_silence=terminate_ranks), keeping:
+        try:
+            for number in itertools.count(1):
+                posted = _next_job(channel, number, end)
+                if posted is None:
+                    break
+                own = [rank_range for rank_range in posted.rank_ranges if rank_range.launcher == launcher.number]
+                if own:
+                    _run_job(channel, number, own[0], posted, launch, command, early, end)
+            channel.keep(finished_key(launcher.number), True)
+        except LaunchError:
+            if end.known is None:
+                raise
+    assert end.known is not None
+    _finish(end.known, launcher)
 
 
-def _next_message(channel: StoreChannel, number: int) -> PostedJob | LaunchEnd:
-    """Wait for the next job, or for the end."""
-    while (posted := channel.find(job_key(number), PostedJob)) is None:
-        end = channel.find(END, LaunchEnd)
-        if end is not None:
-            return end
+def _next_job(channel: StoreChannel, number: int, end: EndOfLeader) -> PostedJob | None:
+    """Wait for the next job; return None if the leader has ended instead."""
+    while end.read() is None:
+        posted = channel.find(job_key(number), PostedJob)
+        if posted is not None:
+            channel.release()  # The leader posts a job when it has the outcome of the one before.
+            return posted
         time.sleep(POLL_S)
-    channel.release()  # The leader posts a job when it has the outcome of the one before.
-    return posted
+    return None
 
 
 def _run_job(
@@ -149,6 +184,7 @@ def _run_job(
     launch: LaunchConfig,
     command: OwnCommand,
     early: EarlyStop,
+    end: EndOfLeader,
 ) -> None:
     """Start this launcher's ranks of a job, wait for them, and post the outcome."""
     try:
@@ -165,7 +201,7 @@ def _run_job(
 
     def remote_failed() -> float | None:
         try:
-            return STOP_GRACE_S if channel.has(failed_key(number)) or channel.has(END) else None
+            return STOP_GRACE_S if end.read() or channel.has(failed_key(number)) else None
         except LaunchError:  # The leader has ended, and its ranks with it.
             return STOP_GRACE_S
 

@@ -29,7 +29,7 @@ from paceline.launch.channel.control_store import open_channel
 from paceline.launch.channel.handshake import own_launcher_info, run_handshake
 from paceline.launch.channel.heartbeat import HeartbeatMonitor
 from paceline.launch.channel.own_command import OwnCommand
-from paceline.launch.channel.store_channel import StoreChannel
+from paceline.launch.channel.store_channel import POLL_S, StoreChannel
 from paceline.launch.channel.token import TokenSource
 from paceline.launch.elastic import STOP_GRACE_S, start_ranks
 from paceline.launch.faults.failures import error_from_info, find_root_cause
@@ -40,6 +40,7 @@ from paceline.launch.follower import (
     JobOutcome,
     LaunchEnd,
     PostedJob,
+    end_read_key,
     failed_key,
     files_key,
     finished_key,
@@ -57,7 +58,7 @@ from paceline.signing import Signer
 OUTCOME_S = 60.0
 """Seconds in which a follower must report how its ranks ended, once they have ended elsewhere."""
 FOLLOWERS_FINISH_S = 8.0
-"""Seconds in which followers can stop their ranks and read that there are no more jobs."""
+"""Seconds in which followers can stop their ranks before the leader ends, once they have read that it ends."""
 
 
 @dataclass
@@ -147,14 +148,17 @@ class Leader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Post the end, with the error if there is one, and wait until the followers have read it."""
-        if self.channel is None:
+        if self.channel is None or self._heartbeats is None:
             return
         with contextlib.suppress(LaunchError):
             self.channel.keep(END, LaunchEnd.of(error))
             deadline = time.monotonic() + FOLLOWERS_FINISH_S
-            lost = set() if self._heartbeats is None else self._heartbeats.lost()
-            for follower in sorted({*self._followers} - lost):
-                self.channel.wait(finished_key(follower), bool, within_s=deadline - time.monotonic())
+            waiting = {*self._followers}
+            # A follower that sends heartbeats reads the end, on a busy host late: without it, it reports a lost host 0.
+            while waiting := waiting - self._heartbeats.lost():
+                key = finished_key if time.monotonic() < deadline else end_read_key
+                waiting = {follower for follower in waiting if not self.channel.has(key(follower))}
+                time.sleep(POLL_S if waiting else 0.0)
 
     def _rendezvous_address(self, rank_ranges: Sequence[RankRange]) -> tuple[str, int]:
         """Return the address and port (0: any) for a job's rendezvous: no more hosts can connect than must.

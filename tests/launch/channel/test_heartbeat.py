@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -24,6 +26,16 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> StoreChannel:
     port = listener.getsockname()[1]
     store = rendezvous.open_store("127.0.0.1", port, listener, timedelta(seconds=10))
     return StoreChannel(store, f"127.0.0.1:{port}", Signer(b"key of the launch"), pytest.fail)
+
+
+def heartbeats_of(
+    launcher: int,
+    channel: StoreChannel,
+    on_answer: Callable[[], object] = lambda: None,
+    on_silence: Callable[[], None] = lambda: None,
+) -> AbstractContextManager[None]:
+    """Send heartbeats of a launcher in a `with` block."""
+    return send_heartbeats(channel, launcher, on_answer=on_answer, on_silence=on_silence)
 
 
 class FakeClockMonitor:
@@ -54,7 +66,7 @@ class FakeClockMonitor:
 
 def test_a_host_with_heartbeats_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeClockMonitor(channel, [1], monkeypatch)
-    with send_heartbeats(channel, 1, lambda: None):
+    with heartbeats_of(1, channel):
         for _ in range(3):
             monitor.wait_for_heartbeat(1)
             assert monitor.lost_after(0.9 * LOST_AFTER_S) == set()
@@ -64,7 +76,7 @@ def test_a_host_without_heartbeats_is_lost_after_the_limit(
     channel: StoreChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
-    with send_heartbeats(channel, 2, lambda: None):
+    with heartbeats_of(2, channel):
         monitor.wait_for_heartbeat(2)
         assert monitor.lost_after(0.9 * LOST_AFTER_S) == set(), "not at once"
         monitor.wait_for_heartbeat(2)
@@ -73,7 +85,7 @@ def test_a_host_without_heartbeats_is_lost_after_the_limit(
 
 def test_a_host_that_aborts_is_lost_at_once(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeClockMonitor(channel, [1, 2], monkeypatch)
-    with pytest.raises(KeyboardInterrupt), send_heartbeats(channel, 2, lambda: None):
+    with pytest.raises(KeyboardInterrupt), heartbeats_of(2, channel):
         raise KeyboardInterrupt
     monitor.lost_after(0.1)  # A last heartbeat may have arrived, which is read first.
     assert monitor.lost_after(0.1) == {2}
@@ -81,7 +93,7 @@ def test_a_host_that_aborts_is_lost_at_once(channel: StoreChannel, monkeypatch: 
 
 def test_a_host_that_finished_is_not_lost(channel: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeClockMonitor(channel, [1], monkeypatch)
-    with send_heartbeats(channel, 1, lambda: None):
+    with heartbeats_of(1, channel):
         pass
     assert [monitor.lost_after(0.3 * LOST_AFTER_S) for _ in range(3)] == [set()] * 3
 
@@ -100,8 +112,16 @@ def test_a_leader_that_does_not_answer_is_given_up(channel: StoreChannel, monkey
     monkeypatch.setattr(heartbeat, "LOST_AFTER_S", 0.05)
     cut, silent = threading.Event(), threading.Event()
     monkeypatch.setattr(channel, "post", lambda *_: cut.wait(10))
-    with send_heartbeats(channel, 1, silent.set):
+    with heartbeats_of(1, channel, on_silence=silent.set):
         assert silent.wait(10)
         with pytest.raises(LaunchError, match=r"lost the connection to host 0 at .*: it has not answered for 0.05 s"):
             channel.has("key")
         cut.set()
+
+
+def test_each_answer_of_the_leader_is_reported(channel: StoreChannel) -> None:
+    """A follower reads the end of its leader so, whatever its main thread does."""
+    found = threading.Event()
+    with heartbeats_of(1, channel, on_answer=lambda: found.set() if channel.has("end") else None):
+        channel.post("end", True)
+        assert found.wait(60)

@@ -22,11 +22,14 @@ LOST_AFTER_FAILURE_S = 4.0
 
 
 @contextmanager
-def send_heartbeats(channel: StoreChannel, launcher: int, on_silence: Callable[[], None]) -> Iterator[None]:
+def send_heartbeats(
+    channel: StoreChannel, launcher: int, *, on_answer: Callable[[], object], on_silence: Callable[[], None]
+) -> Iterator[None]:
     """Send heartbeats for the duration of a `with` block; report an abort if an exception leaves the block.
 
-    If the leader does not answer for `LOST_AFTER_S`, the channel is given up, and `on_silence` is called. A call of the
-    store blocks for minutes if the link is cut, so threads that may block send heartbeats and use the channel.
+    `on_answer` is called after each one that the leader's store has answered. If the store does not answer for
+    `LOST_AFTER_S`, the channel is given up, and `on_silence` is called. A call of the store blocks for minutes if the
+    link is cut, so threads that may block send heartbeats and use the channel.
     """
     done = threading.Event()
     answered = [time.monotonic()]
@@ -40,6 +43,7 @@ def send_heartbeats(channel: StoreChannel, launcher: int, on_silence: Callable[[
                 channel.has(_heartbeat_key(launcher))  # Only reading waits for an answer of the store.
                 channel.restore()
                 answered[0] = time.monotonic()
+                on_answer()
 
     def watch() -> None:
         while not done.wait(HEARTBEAT_S):
