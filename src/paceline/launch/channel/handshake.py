@@ -44,8 +44,9 @@ SAME_NUMBER_S = 2.0
 would have replaced the challenge."""
 NOTIFY_AFTER_S = 2.0
 """Seconds of waiting after which the leader shows which hosts are missing."""
-RESULT_READ_S = 3.0
-"""Seconds that the leader waits for each follower to read the result, and posts it again if someone destroys it."""
+RESULT_READ_S = 10.0
+"""Seconds that the leader waits for each follower to read the result, and posts it again if someone destroys it. A busy
+host takes seconds; only a follower that ended in the meantime takes longer."""
 RESULT = "handshake-result"
 """Key of the leader's `HandshakeResult`, for all followers."""
 SAME_TOKEN_HINT = "give all hosts the same token, in a --token-file that is copied to each or in PACELINE_TOKEN"
