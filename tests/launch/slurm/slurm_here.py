@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ LIMIT_S = 120.0
 
 CONFIGURATION = """\
 ClusterName=here
+FirstJobId={first_job}
 SlurmctldHost={host}({address})
 SlurmctldPort={port}
 SlurmUser={user}
@@ -139,6 +141,7 @@ class Slurm:
             user=_user(),
             folder=self.folder,
             nodes="\n".join(nodes),
+            first_job=random.randrange(1, 10_000),  # The port of a step follows from it.
         )
         (self.folder / "slurm.conf").write_text(text)
 
