@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from preloaded import SERVER, run_here
+from preloaded import SERVER, run_here, torchrun_here
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
 Setup = Callable[[], object] | None
+TORCHRUN = "torchrun"
 PRELOADED_RANKS = {"train": 4, "doctor": 4, "report": 0}
 MOST_PRELOADED_RANKS = 20
 """Ranks that are forked for a command, by its name, and for others: to fork one takes 10 ms, to import torch 2 s."""
@@ -36,6 +37,11 @@ def paceline(
         done = started.wait()
     assert done.returncode == expect, done.stdout + done.stderr
     return done
+
+
+def torchrun(*arguments: str, cwd: Path = USER_CODE) -> subprocess.CompletedProcess[str]:
+    """Run two processes under torchrun on this host: `-m paceline …`, or a script; check that they succeed."""
+    return paceline(TORCHRUN, "--standalone", "--nproc-per-node", "2", *arguments, cwd=cwd, ranks=2)
 
 
 class Forked:
@@ -102,7 +108,10 @@ def _run(
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
     if setup is not None:
         setup()
-    run_here(arguments, ranks)
+    if arguments[0] == TORCHRUN:
+        torchrun_here(arguments[1:], ranks)
+    else:
+        run_here(arguments, ranks)
 
 
 def command(*arguments: str) -> list[str]:

@@ -69,7 +69,9 @@ def _wait_and_run(requests: socket.socket) -> NoReturn:
         os.close(file)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     try:
-        if arguments[0] == "-m":
+        if arguments[0] == "-u":  # A process that torchrun starts.
+            _run_under_torchrun(arguments[1:])
+        elif arguments[0] == "-m":
             _run_rank(*arguments[1:])
         else:
             _run_host(arguments, files[3:])
@@ -87,6 +89,37 @@ def _run_rank(module: str, *arguments: str) -> None:
     sys.argv = ["", *arguments]
     sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_under_torchrun(arguments: Sequence[str]) -> None:
+    """Run `python -m paceline …` or `python SCRIPT …`."""
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    try:
+        if arguments[:2] == ["-m", "paceline"]:
+            sys.path.insert(0, str(os.getcwd()))  # noqa: PTH109  (same as `python -m`)
+            run_here(arguments[2:], RANKS_OF_HOST)
+        else:
+            sys.argv = [*arguments]
+            sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))  # noqa: PTH100, PTH120
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as exited:
+        code = exited.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    else:
+        code = 0
+    sys.stdout.flush()
+    os._exit(int(code or 0))
+
+
+def torchrun_here(arguments: Sequence[str], preloaded: int) -> None:
+    """Run `torchrun …` in this process, which has no threads yet."""
+    use_preloaded(preloaded)
+    sys.argv = ["torchrun", *arguments]
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
 
 
 def _run_host(arguments: Sequence[str], namespaces: Sequence[int]) -> None:

@@ -8,7 +8,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from commands import LIMIT_S, USER_CODE, Forked, forked, paceline, wait_until
+from commands import USER_CODE, Forked, forked, paceline, torchrun, wait_until
 from paceline.launch import leader
 from paceline.launch.channel import heartbeat
 from paceline.launch.emulation.hosts import emulated_hosts
@@ -228,31 +227,8 @@ def test_ctrl_c_on_the_leader_ends_followers_whose_ranks_hang(tmp_path: Path) ->
 
 
 def test_compare_under_torchrun(tmp_path: Path) -> None:
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "paceline",
-    ]
-    arguments = [
-        "compare",
-        "user_workloads:plain",
-        "--strategies",
-        "single,ddp",
-        "--steps",
-        "10",
-        *QUICK,
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        [*launcher, *arguments], cwd=USER_CODE, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("--strategies", "single,ddp", "--steps", "10", *QUICK, "--out", str(tmp_path))
+    done = torchrun("-m", "paceline", "compare", "user_workloads:plain", *options)
     record = read_experiment(tmp_path)
     assert (record.design.hosts, record.design.ranks) == (1, 2)
     assert all(measured.run.finished for measured in record.runs)
