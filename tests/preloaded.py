@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -96,6 +97,8 @@ def _run_under_torchrun(arguments: Sequence[str]) -> None:
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if os.environ.get("PYTHONWARNINGS") == "error":  # Python reads this variable only when it starts.
+        warnings.simplefilter("error")
     try:
         if arguments[:2] == ["-m", "paceline"]:
             sys.path.insert(0, str(os.getcwd()))  # noqa: PTH109  (same as `python -m`)

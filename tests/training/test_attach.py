@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +14,13 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 import paceline
+from commands import torchrun
 from paceline.errors import UsageError, WorkloadError
 from paceline.strategies.ddp import Ddp
 
 pytestmark = pytest.mark.takes(10)
 
 SCRIPTS = Path(__file__).parents[1] / "user_code" / "scripts"
-TIMEOUT_S = 180
 
 
 @pytest.fixture(autouse=True)
@@ -154,19 +151,10 @@ def test_a_class_is_a_function_that_creates_the_optimiser() -> None:
     assert sync.ranks == 1
 
 
-def run(*command: str) -> dict[str, Any]:
-    env = os.environ | {"PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=SCRIPTS, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def test_attach_again_and_several_at_once_under_torchrun() -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    found = run(*torchrun, "attach_again.py", "ddp", "bucketed")
+def test_attach_again_and_several_at_once_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = json.loads(torchrun("attach_again.py", "ddp", "bucketed", cwd=SCRIPTS).stdout.splitlines()[-1])
     first, second = found["rounds"]
     assert len(set(first)) == 3, "each round trains"
     assert first == pytest.approx(second)
