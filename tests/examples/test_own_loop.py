@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import paceline
+from commands import paceline, torchrun
 from examples import FOLDER, TIMEOUT_S
 
 pytestmark = pytest.mark.takes(20)
@@ -20,20 +20,22 @@ OPTIONS = ["--steps", "30", "--batch", "7"]
 """Options with a batch size that divides evenly neither over two ranks nor over the micro-batches of one of them."""
 
 
-def final_loss(*command: str) -> float:
-    """Run the example; return the test loss, which it must print exactly once."""
-    run = [sys.executable, *command, *OPTIONS]
-    env = os.environ | {"PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(run, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
-    (loss,) = re.findall(r"^test loss (\S+)", done.stdout, flags=re.MULTILINE)
+ENVIRONMENT = {"PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
+
+
+def final_loss(output: str) -> float:
+    """Return the test loss, which the example must print exactly once."""
+    (loss,) = re.findall(r"^test loss (\S+)", output, flags=re.MULTILINE)
     return float(loss)
 
 
 @pytest.fixture(scope="module")
 def alone() -> float:
     """Return the final loss of one process."""
-    return final_loss("own_loop.py")
+    run, env = [sys.executable, "own_loop.py", *OPTIONS], os.environ | ENVIRONMENT
+    done = subprocess.run(run, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    return final_loss(done.stdout)
 
 
 def test_it_runs_without_a_launcher(alone: float) -> None:
@@ -41,9 +43,13 @@ def test_it_runs_without_a_launcher(alone: float) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("gather_scatter", marks=pytest.mark.soak)])
-def test_two_ranks_have_the_final_loss_of_one_process(alone: float, strategy: str) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert final_loss(*torchrun, "own_loop.py", strategy) == pytest.approx(alone, abs=1e-4)
+def test_two_ranks_have_the_final_loss_of_one_process(
+    alone: float, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    done = torchrun("own_loop.py", strategy, *OPTIONS, cwd=FOLDER)
+    assert final_loss(done.stdout) == pytest.approx(alone, abs=1e-4)
 
 
 def test_compare_runs_it_as_a_script(tmp_path: Path) -> None:
