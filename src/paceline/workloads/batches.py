@@ -282,13 +282,13 @@ class ChunkedSource(IndexedSource):
         steps = super().epoch(epoch, start)
         while chunk := self._next_chunk(steps):
             contents = [micro_batch.content for micro_batches in chunk for micro_batch in micro_batches]
-            made = _Chunk(self._samples, torch.cat(contents), epoch)
+            made = _SampleChunk(self._samples, torch.cat(contents), epoch)
             position = 0
             for micro_batches in chunk:
                 own = list[MicroBatch]()
                 for micro_batch in micro_batches:
                     end = position + micro_batch.samples
-                    own.append(replace(micro_batch, content=_ChunkPart(made, range(position, end))))
+                    own.append(replace(micro_batch, content=_SampleChunkPart(made, range(position, end))))
                     position = end
                 yield own
 
@@ -304,12 +304,12 @@ class ChunkedSource(IndexedSource):
         return chunk
 
     def fetch(self, micro_batch: MicroBatch) -> Any:
-        if isinstance(micro_batch.content, _ChunkPart):
+        if isinstance(micro_batch.content, _SampleChunkPart):
             return self.share.to_device(micro_batch.content.batch)
         return super().fetch(micro_batch)  # Of a step that was asked for by its number.
 
 
-class _Chunk:
+class _SampleChunk:
     """Samples of several steps, made into one batch when the first of them is fetched."""
 
     def __init__(self, samples: Samples, indices: Tensor, epoch: int | None) -> None:
@@ -322,10 +322,10 @@ class _Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _ChunkPart:
+class _SampleChunkPart:
     """One micro-batch of a chunk."""
 
-    chunk: _Chunk
+    chunk: _SampleChunk
     part: range
 
     @property

@@ -207,7 +207,7 @@ def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> N
         ({"workload": "reads_value"}, "the forward pass cannot be captured: RuntimeError: operation not permitted"),
         ({"workload": "counts_in_python"}, "the optimiser counts its steps in Python"),
         ({"workload": "keeps_rate"}, "the optimiser does not read the learning rate from a tensor"),
-        ({"strategy": "ddp", "ranks": 2}, "ddp exchanges gradients while backward runs"),
+        ({"strategy": "ddp", "ranks": 2}, "ddp does more than update the weights after backward"),
         ({"strategy": "allreduce", "ranks": 2, "bn": "sync"}, "--bn sync exchanges statistics"),
         ({"on_nan": "skip"}, "--on-nan skip decides on the host"),
         ({"allow_unused": True}, "--allow-unused lets the parameters"),

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from paceline.errors import WorkloadError
+from paceline.formatting import short
 from paceline.measure.steps import BACKWARD, DATA, FORWARD
 from paceline.records.events import CudaGraphEvent
 from paceline.training.graphs.capture import CAPTURERS, CaptureError
-from paceline.training.graphs.passes import Gradients, PassGraphs, form_of
+from paceline.training.graphs.passes import PassGraphs, StaticGradients, form_of
 from paceline.training.graphs.trial import (
     STEPS,
     TOLERANCES,
@@ -55,7 +56,7 @@ class GraphedStep(TrainingStep):
         """Micro-batches without a graph that were trained since the last window."""
         device = self.source.share.device
         self._capturer = CAPTURERS[device.type](device)
-        self._gradients = Gradients([parameter for _, parameter in self.sync.strategy.parameters])
+        self._gradients = StaticGradients([parameter for _, parameter in self.sync.strategy.parameters])
         self._updates = UpdateGraphs(self._capturer, self.sync.optimizer, self.sync.strategy.apply_update)
 
     # Steps.
@@ -186,10 +187,10 @@ class GraphedStep(TrainingStep):
             losses += self._train_again(step)
         by_loss = difference_of_losses(losses, [loss for step in self._trial for loss in step.losses])
         if by_loss > tolerance.loss:
-            return f"the losses of {STEPS} steps differ by up to {by_loss:.2g} of those without graphs."
+            return f"the losses of {STEPS} steps differ by up to {short(by_loss, 2)} of those without graphs."
         by_update = difference_of_updates(start, eager, weights)
         if by_update > tolerance.update:
-            return f"the updates of {STEPS} steps differ by {by_update:.2g} of those without graphs."
+            return f"the updates of {STEPS} steps differ by {short(by_update, 2)} of those without graphs."
         if not self._reads_rate():
             return "the optimiser does not read the learning rate from a tensor."
         return ""

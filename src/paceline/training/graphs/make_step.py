@@ -35,7 +35,7 @@ def make_step(
                 "--cuda-graph on was given, but the run trains on a CPU.", hint="use --device cuda, or leave it out"
             )
         return plain
-    reason = why_no_graph(config, sync.strategy, scaler, exchanges_statistics=sync.uses_sync_batchnorm)
+    reason = why_no_graph(config, sync.strategy)
     if reason is None:
         return GraphedStep(config, workload, sync, source, recording, scaler)
     if config.cuda_graph == "on":
@@ -44,16 +44,14 @@ def make_step(
     return plain
 
 
-def why_no_graph(
-    config: RunConfig, strategy: Strategy, scaler: GradScaler | None, *, exchanges_statistics: bool
-) -> str | None:
+def why_no_graph(config: RunConfig, strategy: Strategy) -> str | None:
     """Return why a step cannot be a graph, as the end of a sentence; None if a trial may decide."""
-    if scaler is not None:
+    if config.precision == "fp16" or config.on_nan == "skip":
         setting = "--precision fp16" if config.precision == "fp16" else "--on-nan skip"
         return f"{setting} decides on the host, in every step, whether to update the weights."
     if "cuda_graph" not in strategy.supports:
-        return f"{strategy.name} exchanges gradients while backward runs, which a graph cannot contain."
-    if exchanges_statistics:
+        return f"{strategy.name} does more than update the weights after backward, which a graph cannot contain."
+    if config.bn == "sync" and strategy.exchanges:
         return "--bn sync exchanges statistics in the forward pass, which a graph cannot contain."
     if config.allow_unused:
         return "--allow-unused lets the parameters that get a gradient differ from step to step."

@@ -17,7 +17,7 @@ Forward = Callable[[Any], tuple[ForwardResult, Tensor | None]]
 """Function from a batch to the result of the forward pass and the number of correct predictions, None if unknown."""
 
 
-class Gradients:
+class StaticGradients:
     """Memory of the gradients of all trained parameters, which graphs write and read: it never moves."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -52,7 +52,7 @@ class PassGraphs:
         self,
         capturer: Capturer,
         forward: Forward,
-        gradients: Gradients,
+        gradients: StaticGradients,
         batch: Any,
         *,
         weight: float,
@@ -84,7 +84,7 @@ class PassGraphs:
                 self.figures[1].copy_(correct)
         self._loss = outcome.loss if weight == 1 else outcome.loss * weight
 
-    def _capture_backward(self, gradients: Gradients, is_first: bool) -> None:
+    def _capture_backward(self, gradients: StaticGradients, is_first: bool) -> None:
         loss, self._loss = self._loss, None
         assert loss is not None, "the forward pass was captured before"
         gradients.detach()
