@@ -13,6 +13,7 @@ import torch
 from cli.test_train import losses, train
 from paceline.analysis.steps.split import PARTS, split_of, split_steps
 from paceline.records import RunRecord, read_run
+from paceline.records.events import CudaGraphEvent
 from paceline.records.timeline import Purpose
 from paceline.training.checkpoints.storage.load import load
 from registered import LOSSLESS
@@ -69,6 +70,21 @@ def test_a_run_that_resumes_has_the_losses_of_one_that_never_stopped(
     for name, weight in first.state.model.items():
         assert torch.equal(second.state.model[name], weight), name
     assert first.info.random[0].cuda == second.info.random[0].cuda is not None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [("single", "1"), ("none", "2"), ("allreduce", "2"), ("ring", "2"), ("p2p", "2")]
+)
+@pytest.mark.parametrize("options", [(), ("--accumulate", "2"), ("--clip-norm", "0.5"), ("--optimizer", "muon")])
+def test_cuda_graphs_train_as_steps_without_them(
+    tmp_path: Path, strategy: str, ranks: str, options: tuple[str, ...]
+) -> None:
+    common = ("--strategy", strategy, "--ranks", ranks, "--backend", "gloo", "--precision", "fp32", "--steps", "20")
+    without, with_graphs = (
+        run(tmp_path / mode, *common, "--schedule", "cosine", "--cuda-graph", mode, *options) for mode in ("off", "on")
+    )
+    assert losses(with_graphs) == pytest.approx(losses(without), rel=1e-3)
+    assert [event.used for event in with_graphs.events_of(CudaGraphEvent)] == [True]
 
 
 def test_one_rank_speaks_nccl(tmp_path: Path) -> None:

@@ -16,7 +16,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from paceline.errors import UsageError, WorkloadError
-from paceline.workloads.batches import IndexedSource, LoaderSource, Share, Source, StreamSource, make_source
+from paceline.workloads import batches
+from paceline.workloads.batches import (
+    ChunkedSource,
+    IndexedSource,
+    LoaderSource,
+    Share,
+    Source,
+    StreamSource,
+    make_source,
+)
 from paceline.workloads.data.images import ImageSet
 from paceline.workloads.position import START, Position
 from paceline.workloads.sampler import Sampler
@@ -504,3 +513,45 @@ def test_a_failure_in_a_worker_process_is_the_data_sets() -> None:
 def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
     (source,) = sources(NUMBERS, 1, batch=1000)
     assert (source.batch, source.steps_per_epoch(), source.dropped) == (SIZE, 1, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 25, 1000])
+def test_batches_that_are_made_together_are_the_same(monkeypatch: pytest.MonkeyPatch, workers: int, chunk: int) -> None:
+    """On a GPU the images of several steps are augmented at once."""
+    monkeypatch.setattr(batches, "CHUNK_SAMPLES", chunk)
+    pixels = torch.randint(256, (SIZE, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = ImageSet(
+        name="noise",
+        images=pixels,
+        labels=NUMBERS % 10,
+        classes=10,
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
+        crop_padding=2,
+        flip=True,
+        cutout=3,
+    )
+    for rank in range(workers):
+        one_by_one = make_source(images, Share(rank, workers, 2, CPU), batch=BATCH, seed=SEED)
+        assert isinstance(one_by_one, IndexedSource)
+        together = ChunkedSource(one_by_one._samples, one_by_one._sampler, one_by_one.share)
+        for start in (START, Position(step=1, epoch_samples=BATCH)):
+            pairs = zip(one_by_one.epoch(1, start), together.epoch(1, start), strict=True)
+            for ours, theirs in pairs:
+                assert [(one.samples, one.weight) for one in ours] == [(one.samples, one.weight) for one in theirs]
+                for one, other in zip(ours, theirs, strict=True):
+                    for left, right in zip(one_by_one.fetch(one), together.fetch(other), strict=True):
+                        assert torch.equal(left, right)
+
+
+@pytest.mark.gpu
+def test_a_user_s_batches_reach_a_gpu_unchanged() -> None:
+    gpu = torch.device("cuda", 0)
+    for data in (PAIRS, Items(), DataLoader(Items(), batch_size=BATCH, num_workers=1)):
+        expected = make_source(data, Share(0, 1, 1, CPU), batch=BATCH, seed=SEED)
+        found = make_source(data, Share(0, 1, 1, gpu), batch=BATCH, seed=SEED)
+        for ours, theirs in zip(expected.epoch(0), found.epoch(0), strict=True):
+            for left, right in zip(expected.fetch(ours[0]), found.fetch(theirs[0]), strict=True):
+                assert right.device == gpu
+                assert torch.equal(left, right.cpu())

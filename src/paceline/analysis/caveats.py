@@ -17,7 +17,15 @@ from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.errors import DivergenceError
 from paceline.formatting import SHARE, TENTHS, format_cores, join_names, percent, plural, short, whole
 from paceline.records import RunRecord, Summary
-from paceline.records.events import ContinuedEvent, FailureEvent, ParityEvent, ResumedEvent, UnprovenEvent, events_of
+from paceline.records.events import (
+    ContinuedEvent,
+    CudaGraphEvent,
+    FailureEvent,
+    ParityEvent,
+    ResumedEvent,
+    UnprovenEvent,
+    events_of,
+)
 
 MOST_PLACES = 3
 """Most diverged runs of a candidate that a warning names."""
@@ -57,6 +65,7 @@ def caveats(
         yield from filter(None, [found or sharing_sentence(planned)])
     yield from _slowed(record_set)
     yield from _resumed(record_set)
+    yield from _without_graphs(record_set)
     yield from _beside_other_load(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))
@@ -185,6 +194,17 @@ def _resumed(record_set: RecordSet) -> Iterator[str]:
                     f"{candidate.name} resumed {times}, last at step {whole(run.first_step)}{again}; "
                     "its figures of single ranks and its time split are of the steps since then."
                 )
+
+
+def _without_graphs(record_set: RecordSet) -> Iterator[str]:
+    """Say which candidates were trained without the CUDA graphs that `--cuda-graph auto` allows, and why."""
+    for candidate in record_set.candidates:
+        decisions = [
+            event for run in record_set.runs_of(candidate.name).values() for event in run.events_of(CudaGraphEvent)
+        ]
+        reasons = dict.fromkeys(event.reason for event in decisions if not event.used)
+        if reasons:
+            yield f"{candidate.name} was trained without CUDA graphs: {' '.join(reasons)}"
 
 
 def untracked_traffic(name: str, summary: Summary | None) -> str | None:

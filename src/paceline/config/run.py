@@ -19,6 +19,7 @@ BatchNormMode = Literal["broadcast", "local", "sync"]
 ReplicaGuardMode = Literal["stop", "warn", "off"]
 OnNan = Literal["stop", "skip"]
 CheckpointMode = Literal["off", "sync", "async"]
+CudaGraphMode = Literal["auto", "on", "off"]
 OnCheckpointError = Literal["continue", "stop"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
@@ -138,6 +139,9 @@ class RunConfig:
     """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
     device: Device = "auto"
     """Device to train on; auto takes cuda if a GPU is available, else cpu."""
+    cuda_graph: CudaGraphMode = setting("off", unused_by=("doctor",))
+    """Replay forward, backward and update as CUDA graphs: a GPU then does not wait for the host to start each kernel.
+    auto takes them if a few steps have the same losses and weights as without, on stops if they have not."""
     backend: Backend = "auto"
     """Communication back end; auto takes nccl if every rank has its own GPU, else gloo."""
     deterministic: bool = False

@@ -26,6 +26,7 @@ from paceline.strategies.base.scaling import why_no_scaler
 from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create
 from paceline.training.checkpoints.storage.weights import check_weights_file
+from paceline.training.graphs.make_step import why_no_graph
 from paceline.training.recording.tensorboard import check_tensorboard
 from paceline.training.sync import sync_batchnorm_unsupported
 from paceline.user_code import file_digest, source_digest
@@ -131,6 +132,8 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             f"--on-nan skip checks gradients as a GradScaler does, but {reason}",
             hint="leave it out, so that the run stops, or use another strategy",
         )
+    if config.cuda_graph == "on":
+        _check_cuda_graph(config, strategy)
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:
@@ -139,6 +142,15 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             raise UsageError(
                 f"{strategy.name} does not support {option}{where}.", hint="leave it out, or use another strategy"
             )
+
+
+def _check_cuda_graph(config: RunConfig, strategy: Strategy) -> None:
+    """Raise if `--cuda-graph on` cannot be, as far as it is known before ranks start."""
+    if not gpus_to_use(config):
+        raise UsageError("--cuda-graph on was given, but no GPU is used.", hint="leave it out")
+    reason = why_no_graph(config, strategy)
+    if reason is not None:
+        raise UsageError(f"--cuda-graph on was given, but {reason}", hint="use --cuda-graph auto, or off")
 
 
 def _check_abilities(strategy: Strategy, roles: Sequence[Role]) -> None:

@@ -133,6 +133,17 @@ class ResumedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="re
     time_s: Seconds = 0.0
 
 
+class CudaGraphEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="cuda_graph"):
+    """It was decided whether steps are replayed from CUDA graphs; only if these were asked for."""
+
+    used: bool
+    reason: str = ""
+    """Reason why they are not used, as the end of a sentence."""
+    took_s: Seconds = 0.0
+    """Seconds to capture and to try them."""
+    time_s: Seconds = 0.0
+
+
 class EndEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
     """The run, experiment or examination has completed."""
 
@@ -224,7 +235,15 @@ class StageEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="stag
 
 
 RunEvent = (
-    ConfigEvent | StartEvent | LogEvent | EpochEvent | EvaluationEvent | CheckpointEvent | ResumedEvent | EndEvent
+    ConfigEvent
+    | StartEvent
+    | LogEvent
+    | EpochEvent
+    | EvaluationEvent
+    | CheckpointEvent
+    | ResumedEvent
+    | CudaGraphEvent
+    | EndEvent
 )
 """An event of a run."""
 CandidateEvent = ParityEvent | ScheduledEvent | FailureEvent

@@ -39,6 +39,7 @@ class NoSync(Strategy):
     """
 
     name: ClassVar[str] = "none"
+    supports = Strategy.supports | {"cuda_graph"}
     lossless = False
     exchanges: ClassVar[bool] = False
 

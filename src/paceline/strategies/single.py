@@ -32,6 +32,7 @@ class Single(Strategy):
     """
 
     name: ClassVar[str] = "single"
+    supports = Strategy.supports | {"cuda_graph"}
 
     def roles(self, world_size: int) -> list[Role]:
         return [Role.WORKER] + [Role.IDLE] * (world_size - 1)

@@ -15,13 +15,14 @@ from paceline.comm.stores.stop_request import NO_STOP, StopRequest
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import CheckpointError, DivergenceError, PreemptedError, WorkloadError
 from paceline.measure.activity import ACTIVITY
-from paceline.measure.steps import AGREE, BACKWARD, DATA, FORWARD, OPTIMISER
+from paceline.measure.steps import AGREE, DATA
 from paceline.records.events import EpochEvent, StartEvent
 from paceline.training.checkpoints.checkpointer import Checkpointer, check_position_is_known
 from paceline.training.checkpoints.resume import ResumePoint, load_into
 from paceline.training.divergence import DivergenceCheck
+from paceline.training.graphs.make_step import make_step
 from paceline.training.learning_rate import LearningRate, make_learning_rate
-from paceline.training.precision import autocast, make_scaler
+from paceline.training.precision import make_scaler
 from paceline.training.recording.evaluations import Evaluations
 from paceline.training.recording.recording import Recording
 from paceline.training.stops import Stops
@@ -58,7 +59,7 @@ class TrainingLoop:
         self.stopwatch, self.windows = self.recording.stopwatch, self.recording.windows
         self.divergence = DivergenceCheck(self.config, self.workload, self.sync, self.source, self.windows)
         self.scaler = make_scaler(self.config.precision, self.source.share.device, self.config.on_nan)
-        self._restores_buffers = self.scaler is not None  # It may skip steps, whose statistics are not finite either.
+        self.training_step = make_step(self.config, self.workload, self.sync, self.source, self.recording, self.scaler)
         self._step = 0
         """Steps that this rank has trained, and those before the run resumed."""
         self._epoch_began = 0
@@ -135,6 +136,7 @@ class TrainingLoop:
                 self.checkpointer.wait()
             raise
         finally:
+            self.training_step.close()
             if self.checkpointer is not None:
                 self.checkpointer.close()
 
@@ -212,6 +214,7 @@ class TrainingLoop:
         if self.checkpointer is not None and not self.windows.is_profiling:
             with ACTIVITY.doing("at a checkpoint"):
                 self.checkpointer.write_if_due(self._position(step, epoch))
+        self.training_step.between_windows()
 
     def _position(self, step: int, epoch: int) -> Position:
         """Return the position in the data after a window; `epoch` is that of the last step, or of the next one."""
@@ -284,35 +287,12 @@ class TrainingLoop:
 
     def _train_micro_batches(self, epoch: int, micro_batches: list[MicroBatch], global_step: int | None = None) -> None:
         """Train a step that the stopwatch has begun; `global_step` is its number if ranks do not step together."""
-        stopwatch, source, model = self.stopwatch, self.source, self.sync.model
         step = self._step if global_step is None else global_step
         self.learning_rate.before_step(step)
         self.windows.note_learning_rate(step)
         self._step += 1
-        step_recorder = self.recording.step_recorder
-        if self._restores_buffers:
-            self.sync.buffers.keep()
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            batch = source.fetch(micro_batch)
-            stopwatch.lap(DATA)
-            with self.sync.microbatch(last=number == len(micro_batches)):
-                with autocast(self.config.precision, source.share.device):
-                    outcome = self.workload.forward(model, batch)
-                step_recorder.add_micro_batch(micro_batch.samples, outcome.loss, self.workload.count_correct(outcome))
-                stopwatch.lap(FORWARD)
-                loss = outcome.loss if micro_batch.weight == 1 else outcome.loss * micro_batch.weight
-                if self.scaler is not None:
-                    loss = self.scaler.scale(loss)
-                stopwatch.watch_backward(loss)
-                loss.backward()
-                stopwatch.lap(BACKWARD)
-        skipped_before = self.sync.skipped_steps
-        self.sync.step(self.config.clip_norm, self.scaler)
-        is_skipped = self.sync.skipped_steps > skipped_before
-        if is_skipped and self._restores_buffers:
-            self.sync.buffers.restore()
-        stopwatch.lap(OPTIMISER)
-        step_recorder.end_step(epoch, stopwatch.end(), global_step, skipped=is_skipped)
+        is_skipped = self.training_step.run(micro_batches)
+        self.recording.step_recorder.end_step(epoch, self.stopwatch.end(), global_step, skipped=is_skipped)
 
     def _expected_length(self, step: int) -> int | None:
         """Return the steps of the whole run; for a run that ends by time, estimated from the last window."""

@@ -23,9 +23,16 @@ def storage_dtype(precision: Precision | None) -> torch.dtype:
     return torch.float64 if precision == "fp64" else torch.float32
 
 
-def autocast(precision: Precision | None, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context for the forward pass: autocast under bf16 and fp16, otherwise none."""
-    return torch.autocast(device.type, AUTOCAST_TYPES[precision]) if precision in AUTOCAST_TYPES else nullcontext()
+def autocast(
+    precision: Precision | None, device: torch.device, *, keeps_casts: bool = True
+) -> AbstractContextManager[Any]:
+    """Return the context for the forward pass: autocast under bf16 and fp16, otherwise none.
+
+    `keeps_casts` is whether a weight that is used twice is cast once; a CUDA graph must contain every cast.
+    """
+    if precision not in AUTOCAST_TYPES:
+        return nullcontext()
+    return torch.autocast(device.type, AUTOCAST_TYPES[precision], cache_enabled=keeps_casts)
 
 
 def set_matmul_precision(precision: Precision | None, device: torch.device) -> None:

@@ -176,6 +176,12 @@ class Sync:
             if self.guard is not None:
                 self.guard.after_step()
 
+    def trial_step(self, max_norm: float | None = None) -> None:
+        """Make a step that does not count, because the caller restores weights and buffers afterwards."""
+        with self._checks:
+            self.strategy.step(max_norm)
+        self._buffers_outdated = True
+
     def note(
         self,
         *,
@@ -320,9 +326,16 @@ class Sync:
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
         if module.training:
-            self._has_called_model = True
-            if self._buffers_outdated:
-                self._broadcast_buffers()
+            self.refresh_buffers()
+
+    def refresh_buffers(self) -> None:
+        """Broadcast the buffers that the last step has changed, as a call of the model does in training.
+
+        A loop that replays the forward pass from a CUDA graph calls it before, since no hooks run then.
+        """
+        self._has_called_model = True
+        if self._broadcasts_buffers and self._buffers_outdated:
+            self._broadcast_buffers()
 
     def _broadcast_buffers(self) -> None:
         self.buffers.broadcast()

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.errors import PacelineError, UsageError, WorkloadError
 from paceline.workloads.data.images import ImageSet
+from paceline.workloads.gpu_copy import copy_to_gpu
 from paceline.workloads.loader_sampler import sampler_of_loader
 from paceline.workloads.position import START, Position
 from paceline.workloads.random_state import RandomState, kept_random_state, seeded
@@ -52,12 +53,14 @@ class Share:
 
     def to_device(self, batch: Any) -> Any:
         """Move a batch to the device, in the dtype and memory format of the run."""
-        return _map_tensors(batch, self._tensor_to_device)
+        return map_batch(batch, self._tensor_to_device)
 
     def _tensor_to_device(self, tensor: Tensor) -> Tensor:
         dtype = self.dtype if tensor.is_floating_point() else None
         images = self.channels_last and tensor.dim() == 4
         layout = torch.channels_last if images else torch.preserve_format
+        if self.device.type == "cuda" and tensor.device.type == "cpu":
+            tensor = copy_to_gpu(tensor, self.device)
         return tensor.to(self.device, dtype, non_blocking=True, memory_format=layout)
 
 
@@ -198,8 +201,8 @@ class IndexedSource(Source):
         super().__init__(share)
         self._samples = samples
         self._sampler = sampler
-        # Images stay on the device of the run, and so do their indices.
-        self._indices_on = share.device if isinstance(samples, ImageSamples) else None
+        # What is on the device of the run is indexed there.
+        self._indices_on = next((column.device for column in samples.columns), None)
 
     def steps_per_epoch(self) -> int:
         return self._sampler.steps
@@ -262,6 +265,73 @@ class IndexedSource(Source):
 
     def _fetch(self, indices: Tensor, epoch: int | None) -> Any:
         return self.share.to_device(self._samples.batch(indices, epoch))
+
+
+CHUNK_SAMPLES = 4096
+"""Samples that are augmented together on a GPU: 50 MB of images of 3×32×32 in float32."""
+
+
+class ChunkedSource(IndexedSource):
+    """Source that makes the batches of several steps at once, for images on a GPU.
+
+    Augmentation consists of about 40 small kernels, whose launches take longer than a small step of the model. It is
+    keyed by the sample, so batches are the same however many are made together.
+    """
+
+    def epoch(self, epoch: int | None, start: Position = START) -> Iterator[list[MicroBatch]]:
+        steps = super().epoch(epoch, start)
+        while chunk := self._next_chunk(steps):
+            contents = [micro_batch.content for micro_batches in chunk for micro_batch in micro_batches]
+            made = _SampleChunk(self._samples, torch.cat(contents), epoch)
+            position = 0
+            for micro_batches in chunk:
+                own = list[MicroBatch]()
+                for micro_batch in micro_batches:
+                    end = position + micro_batch.samples
+                    own.append(replace(micro_batch, content=_SampleChunkPart(made, range(position, end))))
+                    position = end
+                yield own
+
+    @staticmethod
+    def _next_chunk(steps: Iterator[list[MicroBatch]]) -> list[list[MicroBatch]]:
+        """Return the micro-batches of as many steps as make a chunk, at least of one; empty if there are no more."""
+        chunk, samples = list[list[MicroBatch]](), 0
+        for micro_batches in steps:
+            chunk.append(micro_batches)
+            samples += sum(micro_batch.samples for micro_batch in micro_batches)
+            if samples + samples // len(chunk) > CHUNK_SAMPLES:
+                break
+        return chunk
+
+    def fetch(self, micro_batch: MicroBatch) -> Any:
+        if isinstance(micro_batch.content, _SampleChunkPart):
+            return self.share.to_device(micro_batch.content.batch)
+        return super().fetch(micro_batch)  # Of a step that was asked for by its number.
+
+
+class _SampleChunk:
+    """Samples of several steps, made into one batch when the first of them is fetched."""
+
+    def __init__(self, samples: Samples, indices: Tensor, epoch: int | None) -> None:
+        self._samples, self._indices, self._epoch = samples, indices, epoch
+
+    @functools.cached_property
+    def batch(self) -> Any:
+        """All samples."""
+        return self._samples.batch(self._indices, self._epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class _SampleChunkPart:
+    """One micro-batch of a chunk."""
+
+    chunk: _SampleChunk
+    part: range
+
+    @property
+    def batch(self) -> Any:
+        """The samples, without a copy."""
+        return tuple(column[self.part.start : self.part.stop] for column in self.chunk.batch)
 
 
 class LoaderSource(IndexedSource):
@@ -439,7 +509,8 @@ def make_source(
     samples = samples_of(data, seed, share.device, share.dtype, channels_last=share.channels_last)
     if isinstance(data, DataLoader) and data.num_workers > 0:
         return LoaderSource(data, samples, sampler, share)
-    return IndexedSource(samples, sampler, share)
+    in_chunks = train and share.device.type == "cuda" and isinstance(samples, ImageSamples)
+    return (ChunkedSource if in_chunks else IndexedSource)(samples, sampler, share)
 
 
 def is_indexable(data: Any) -> bool:
@@ -462,13 +533,14 @@ def dataset_size(data: Any) -> int:
     return len(data.dataset) if isinstance(data, DataLoader) else len(data)  # type: ignore[arg-type]
 
 
-def _map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
+def map_batch(batch: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Return a batch with each tensor replaced, of the same mappings, lists, tuples and named tuples."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {key: _map_tensors(value, change) for key, value in batch.items()}
+        return {key: map_batch(value, change) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        parts = [_map_tensors(value, change) for value in batch]
+        parts = [map_batch(value, change) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
 
@@ -497,14 +569,14 @@ def _check_pair(batch: Any) -> None:
 
 def _slice(batch: Any, part: range) -> Any:
     total = batch_size(batch)
-    return _map_tensors(
+    return map_batch(
         batch, lambda tensor: tensor[part.start : part.stop] if tensor.dim() and len(tensor) == total else tensor
     )
 
 
 def repeat_batch(batch: Any, size: int, copies: int) -> Any:
     """Return a batch with so many copies of each of its `size` samples; tensors of the whole batch are kept."""
-    return _map_tensors(
+    return map_batch(
         batch,
         lambda tensor: torch.cat([tensor] * copies) if tensor.dim() and len(tensor) == size else tensor.clone(),
     )

@@ -15,6 +15,7 @@ from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.errors import PacelineError, WorkloadError
 from paceline.formatting import join_names
 from paceline.workloads.data.images import ImageSet
+from paceline.workloads.gpu_copy import fits_on_gpu
 
 
 class Samples(ABC):
@@ -122,7 +123,11 @@ def samples_of(data: Any, seed: int, device: torch.device, dtype: torch.dtype, *
         return DatasetSamples(data.dataset, data.collate_fn)
     if type(data) is TensorDataset:  # Not a subclass, which may define its own index.
         data = data.tensors
-    return TensorSamples(data) if isinstance(data, Tensor | tuple) else DatasetSamples(data)
+    if not isinstance(data, Tensor | tuple):
+        return DatasetSamples(data)
+    if device.type == "cuda" and fits_on_gpu(list(tensors_in(data)), device):
+        data = data.to(device) if isinstance(data, Tensor) else tuple(column.to(device) for column in data)
+    return TensorSamples(data)
 
 
 def _collate_error(indices: list[int], samples: Sequence[Any], error: Exception) -> WorkloadError:

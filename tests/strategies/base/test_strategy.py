@@ -362,14 +362,15 @@ INTERFACE = {
     *("name", "lossless", "lockstep", "exchanges", "sends", "agrees_in_backward", "supports", "period", "Options"),
     *("roles", "attach", "wrap", "microbatch", "step", "finish", "agreed", "state", "load", "close", "abandon"),
 }
-FOR_SUBCLASSES = {"model", "comm", "parameters", "optimizer", "gradients", "update"}
+FOR_SUBCLASSES = {"model", "comm", "parameters", "optimizer", "gradients", "update", "apply_update"}
 
 
 def test_the_interface_stays_small() -> None:
     """An ability that few strategies have belongs into abilities.py."""
     names = {name for name in {*vars(Strategy), *Strategy.__annotations__} if not name.startswith("_")}
     assert names == INTERFACE | FOR_SUBCLASSES
-    assert {name for name in vars(create("allreduce")) if not name.startswith("_")} == {"options", "allow_unused"}
+    set_on_one = {name for name in vars(create("allreduce")) if not name.startswith("_")}
+    assert set_on_one == {"options", "allow_unused", "replay_update"}
 
 
 def load_partly(comm: Comm) -> tuple[list[str], bool, bool]:

@@ -28,7 +28,7 @@ from paceline.config.recipe import reached_share, warm_up_length
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.config.whole_number import whole_number
 from paceline.errors import RecordError
-from paceline.formatting import count, number, percent, plural, short, whole
+from paceline.formatting import count, number, percent, plural, seconds, short, whole
 from paceline.records import RunDescription, Topology
 from paceline.records.decoder import read_model
 from paceline.records.description import RecordedRecipe
@@ -36,6 +36,7 @@ from paceline.records.events import (
     RUN_EVENTS,
     CheckpointEvent,
     ConfigEvent,
+    CudaGraphEvent,
     EpochEvent,
     EvaluationEvent,
     LogEvent,
@@ -182,6 +183,8 @@ class LiveRun(FolderFollower):
                     self._on_evaluation(event)
                 case CheckpointEvent():
                     self._on_checkpoint(event)
+                case CudaGraphEvent():
+                    self._print(escape(cuda_graph_line(event)))
                 case ResumedEvent():
                     self._on_resumed(event)
             self._last_event_s = event.time_s
@@ -309,6 +312,13 @@ class LiveRun(FolderFollower):
         epoch = "" if event.epoch is None else f"  epoch {event.epoch + 1:>3}"
         rate = "" if self._lr is None else f", lr {short(self._lr, 3)}"
         self._print(f"step {event.step:>6}{epoch}  {format_evaluation(event.test)}{rate}")
+
+
+def cuda_graph_line(event: CudaGraphEvent) -> str:
+    """Describe whether steps are replayed from CUDA graphs, and why not."""
+    if not event.used:
+        return f"without CUDA graphs: {event.reason}"
+    return f"steps are replayed from CUDA graphs, which took {seconds(event.took_s)} to capture and to check"
 
 
 def resumed_line(event: ResumedEvent, topology: Topology | None) -> str:

@@ -79,7 +79,9 @@ class Strategy(ABC):
     """Whether `backward()` of the last micro-batch returns with the mean over the ranks in `.grad`. If not, `step`
     averages what `.grad` holds by then, so changes between the two are made to this rank's own gradient."""
     supports: frozenset[str] = frozenset({"clip", "accumulate", "scaler"})
-    """Supported features, out of {"clip", "accumulate", "scaler"}; checked before any process starts."""
+    """Supported features, out of {"clip", "accumulate", "scaler", "cuda_graph"}; checked before any process starts.
+
+    "cuda_graph" means that `update` alone changes the weights, after a backward pass in which nothing is exchanged."""
     Options: ClassVar[type] = NoOptions
     """Dataclass of this strategy's options."""
 
@@ -90,6 +92,9 @@ class Strategy(ABC):
         self.options = options if options is not None else self.Options()
         self.allow_unused = False
         """Setting of the run, made before `attach`: whether a step may leave parameters without a gradient."""
+        self.replay_update: Callable[[float | None], None] | None = None
+        """Function of the loop that takes the place of `apply_update`: it replays a CUDA graph, which leaves the
+        gradients where they are. None without such a graph."""
         self._attached: _Attachment | None = None
 
     # Methods that the training loop calls, in the order of the calls.
@@ -218,12 +223,19 @@ class Strategy(ABC):
 
         After an overflow, which the scaler finds, all ranks skip the step: they only clear the gradients.
         """
+        if self.replay_update is not None:
+            self.replay_update(max_norm)
+            return
         if scaler is None or not unscale(scaler, self):
-            if max_norm is not None:
-                nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
-            self.optimizer.step()
+            self.apply_update(max_norm)
         for _, parameter in self.parameters:  # Also those that the user's optimiser does not have.
             parameter.grad = None
+
+    def apply_update(self, max_norm: float | None) -> None:
+        """Clip the gradients and step the optimiser."""
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
+        self.optimizer.step()
 
     @property
     def _checked_attachment(self) -> _Attachment:
@@ -255,6 +267,8 @@ class AfterBackward(Strategy):
 
     Subclasses write only `agree`.
     """
+
+    supports = Strategy.supports | {"cuda_graph"}
 
     @abstractmethod
     def agree(self, gradients: Sequence[Tensor]) -> None:

@@ -1,0 +1,93 @@
+"""Trial of graphs: a few steps are trained without them, then again with them from the same state, and compared.
+
+Python code does not run again in a replay. A model that chooses its path by a random number, or an optimiser that
+counts its steps in Python, would be captured without an error and train wrongly. Their losses or weights differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.comm.messages.nested_tensors import tensors_in
+from paceline.config import Precision
+from paceline.workloads.batches import MicroBatch
+from paceline.workloads.random_state import random_state_info, restore_random_state
+
+STEPS = 3
+"""Steps of a trial."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest differences that rounding explains."""
+
+    loss: float
+    """Of a loss, relative to it."""
+    update: float
+    """Of the change of all weights, relative to that change."""
+
+
+TOLERANCES: dict[Precision | None, Tolerance] = {
+    "fp64": Tolerance(1e-6, 1e-4),  # The learning rate is float32 in a graph.
+    "fp32": Tolerance(1e-3, 0.02),
+    None: Tolerance(1e-3, 0.02),
+    "bf16": Tolerance(0.02, 0.1),
+}
+"""Tolerances by precision. Sums of kernels with atomic additions differ from run to run, and bfloat16 has 8 bits."""
+
+
+class Snapshot:
+    """Values of all tensors that training changes, and the states of the random number generators."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._device = device
+        self._tensors = [*model.parameters(), *model.buffers(), *tensors_in(list(optimizer.state.values()))]
+        self._values = [tensor.detach().clone() for tensor in self._tensors]
+        self._random = random_state_info(device)
+        self.numbers = _numbers_of(optimizer)
+        """Values of the optimiser's state that are not tensors."""
+
+    def restore(self) -> None:
+        """Set the same tensors to these values, in place: graphs contain their addresses."""
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors, self._values, strict=True):
+                tensor.copy_(value)
+        restore_random_state(self._random, self._device)
+
+
+def _numbers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in state.items() if isinstance(value, int | float)}
+        for state in optimizer.state.values()
+    ]
+
+
+@dataclass
+class TrialStep:
+    """Step that was trained without graphs."""
+
+    rates: list[float]
+    """Learning rate of each parameter group."""
+    passes: list[tuple[MicroBatch, Any]] = field(default_factory=list)
+    """Micro-batches with their fetched batches."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Loss of each micro-batch."""
+
+
+def difference_of_losses(ours: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Return the largest relative difference; infinite if one of them is not finite."""
+    one, two = (torch.stack([loss.detach().double().cpu() for loss in losses]) for losses in (ours, others))
+    difference = float(((one - two).abs() / two.abs().clamp(min=1e-6)).max())
+    return difference if difference == difference else float("inf")
+
+
+def difference_of_updates(before: Sequence[Tensor], eager: Sequence[Tensor], graphed: Sequence[Tensor]) -> float:
+    """Return the norm of the difference of two changes of the weights, relative to the first change."""
+    change = sum(float((after - start).double().square().sum()) for start, after in zip(before, eager, strict=True))
+    between = sum(float((one - two).double().square().sum()) for one, two in zip(eager, graphed, strict=True))
+    return (between / change) ** 0.5 if change else (0.0 if between == 0 else float("inf"))

@@ -1,0 +1,81 @@
+"""One step on one rank: forward and backward passes of its micro-batches, synchronisation, update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from paceline.config import RunConfig
+from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER
+from paceline.training.precision import autocast
+from paceline.training.recording.recording import Recording
+from paceline.training.sync import Sync
+from paceline.workloads.batches import MicroBatch, Source
+from paceline.workloads.workload import Workload
+
+
+class TrainingStep:
+    """Step of a run whose operations the host starts one by one."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workload: Workload,
+        sync: Sync,
+        source: Source,
+        recording: Recording,
+        scaler: GradScaler | None,
+    ) -> None:
+        self.config = config
+        self.workload = workload
+        self.sync = sync
+        self.source = source
+        self.stopwatch = recording.stopwatch
+        self.recorder = recording.step_recorder
+        self.write_event = recording.write_event
+        self.scaler = scaler
+        self.model: nn.Module = sync.model
+        """Module that a forward pass calls."""
+
+    def between_windows(self) -> None:
+        """Prepare the next steps, while no time is measured; called on all ranks."""
+
+    def run(self, micro_batches: list[MicroBatch]) -> bool:
+        """Train a step that the stopwatch has begun; return whether its update was skipped."""
+        if self.scaler is not None:  # It may skip the step, whose statistics are not finite either.
+            self.sync.buffers.keep()
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            self.run_pass(micro_batch, self.source.fetch(micro_batch), last=number == len(micro_batches))
+        return self.update()
+
+    def run_pass(self, micro_batch: MicroBatch, batch: Any, *, last: bool) -> Tensor:
+        """Run forward and backward of a micro-batch that was just fetched as `batch`; return its loss."""
+        stopwatch = self.stopwatch
+        stopwatch.lap(DATA)
+        with self.sync.microbatch(last=last):
+            with autocast(self.config.precision, self.source.share.device):
+                outcome = self.workload.forward(self.model, batch)
+            self.recorder.add_micro_batch(micro_batch.samples, outcome.loss, self.workload.count_correct(outcome))
+            stopwatch.lap(FORWARD)
+            loss = outcome.loss if micro_batch.weight == 1 else outcome.loss * micro_batch.weight
+            if self.scaler is not None:
+                loss = self.scaler.scale(loss)
+            stopwatch.watch_backward(loss)
+            loss.backward()
+            stopwatch.lap(BACKWARD)
+        return outcome.loss.detach()
+
+    def update(self) -> bool:
+        """Synchronise gradients and update the weights; return whether that was skipped."""
+        sync, skipped_before = self.sync, self.sync.skipped_steps
+        sync.step(self.config.clip_norm, self.scaler)
+        is_skipped = sync.skipped_steps > skipped_before
+        if is_skipped and self.scaler is not None:
+            sync.buffers.restore()
+        self.stopwatch.lap(OPTIMISER)
+        return is_skipped
+
+    def close(self) -> None:
+        """Release what the step holds; called after the last one."""

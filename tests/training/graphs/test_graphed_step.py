@@ -1,0 +1,236 @@
+"""Tests of steps that are replayed: on a CPU, by a capturer with the rules of a CUDA graph."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from paceline.comm import Comm, World, open_comm
+from paceline.config import RunConfig
+from paceline.measure.steps import make_stopwatch
+from paceline.records import RunFolder, RunRecord, read_run
+from paceline.records.events import CudaGraphEvent, LogEvent
+from paceline.training.graphs import capture
+from paceline.training.run import run
+from paceline.workloads.workload import Workload, count_top1
+from ranks import SIZE, Pool, RankFailed
+from training.graphs.recorded_graph import RecordingCapturer
+
+CPU = torch.device("cpu")
+SAMPLES, CLASSES = 70, 3
+AFTER_BACKWARD = ["allreduce", "gather_scatter", "p2p", "ring", "halving_doubling", "tree", "none"]
+
+
+# Workloads.
+
+
+def plain(*extra: nn.Module, **parts: Any) -> Workload:
+    """Return a small model with BatchNorm; the last batch of its epochs is smaller than the others."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *extra, nn.Flatten(), nn.Linear(64, CLASSES)]
+    x = torch.randn(SAMPLES, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    data = x, torch.arange(SAMPLES) % CLASSES
+    return Workload(
+        model=nn.Sequential(*layers), train=data, test=data, loss=F.cross_entropy, correct=count_top1, **parts
+    )
+
+
+def with_dropout() -> Workload:
+    return plain(nn.Dropout(0.5))
+
+
+class RandomDepth(nn.Module):
+    """Layer that Python skips by chance, as stochastic depth does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if random.random() < 0.5 else 3 * x
+
+
+class ReadsValue(nn.Module):
+    """Layer that reads a value on the host."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 1e9 else x
+
+
+class CountsInPython(torch.optim.SGD):
+    """Optimiser that counts its steps in Python, and stops after the third."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+        return super().step(closure)
+
+
+class KeepsRate(torch.optim.Optimizer):
+    """Optimiser that uses the learning rate that it was made with."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=0.01)
+
+
+def random_depth() -> Workload:
+    return plain(RandomDepth())
+
+
+def reads_value() -> Workload:
+    return plain(ReadsValue())
+
+
+def counts_in_python() -> Workload:
+    return plain(optimizer=lambda parameters: CountsInPython(parameters, lr=0.01))
+
+
+def keeps_rate() -> Workload:
+    return plain(optimizer=KeepsRate)
+
+
+def own_sgd() -> Workload:
+    """Return a workload with an optimiser and a scheduler of torch, as users make them."""
+    return plain(
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+    )
+
+
+# Runs on ranks of the pool.
+
+
+def train(_: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
+    """Run on the first ranks; all ranks must help to open groups."""
+    rank = dist.get_rank()
+    if rank >= ranks:
+        open_comm(range(ranks), device=CPU, backend="gloo", timeout_s=30, stopwatch=make_stopwatch(CPU, events=True))
+        return
+    world = World(
+        rank, ranks, local_rank=rank, local_size=ranks, interface="lo", ranks_sharing_cores=1, store=dist.HashStore()
+    )
+    capture.CAPTURERS["cpu"] = RecordingCapturer
+    try:
+        run(RunConfig(**settings), world, RunFolder(Path(folder)), threads=1)
+    finally:
+        del capture.CAPTURERS["cpu"]
+
+
+class Trained:
+    """A run, with and without graphs."""
+
+    def __init__(self, pool: Pool, folder: Path, mode: str, ranks: int, settings: dict[str, Any]) -> None:
+        out = folder / mode
+        settings = {"batch": 16, "epochs": 4, "precision": "fp64"} | settings
+        settings["workload"] = f"{__name__}:{settings.get('workload', 'plain')}"
+        settings |= {"cuda_graph": mode, "save": str(folder / f"{mode}.safetensors")}
+        out.parent.mkdir(exist_ok=True)
+        pool.run(train, SIZE, settings, str(RunFolder.create(out).path), ranks)
+        self.record: RunRecord = read_run(out)
+        self.losses = [loss for event in self.record.events_of(LogEvent) for loss in event.losses]
+        self.weights = load_file(folder / f"{mode}.safetensors")
+
+    @property
+    def decision(self) -> CudaGraphEvent:
+        (event,) = self.record.events_of(CudaGraphEvent)
+        return event
+
+
+def both(pool: Pool, folder: Path, ranks: int = 1, **settings: Any) -> tuple[Trained, Trained]:
+    """Train with and without graphs; check that losses and weights are the same."""
+    off, auto = (Trained(pool, folder, mode, ranks, settings) for mode in ("off", "auto"))
+    assert auto.losses == pytest.approx(off.losses, rel=1e-5)
+    for name, weight in off.weights.items():
+        torch.testing.assert_close(auto.weights[name], weight, rtol=1e-5, atol=1e-6)
+    return off, auto
+
+
+RECIPE: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "schedule": "cosine", "warmup_steps": 4, "strategy": "single"}
+"""Settings of workloads without an optimiser of their own."""
+OWN_OPTIMIZERS = ("counts_in_python", "keeps_rate")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "muon"])
+def test_graphs_train_as_steps_without_them(pool: Pool, tmp_path: Path, optimizer: str) -> None:
+    momentum = {"momentum": None} if optimizer == "lamb" else {}
+    _, auto = both(pool, tmp_path, **RECIPE | {"optimizer": optimizer} | momentum)
+    assert auto.decision.used, auto.decision.reason
+
+
+@pytest.mark.parametrize("strategy", AFTER_BACKWARD)
+def test_strategies_that_act_after_backward(pool: Pool, tmp_path: Path, strategy: str) -> None:
+    off, auto = both(pool, tmp_path, ranks=2, **RECIPE | {"strategy": strategy})
+    assert auto.decision.used, auto.decision.reason
+    assert auto.record.summary is not None
+    assert off.record.summary is not None
+    assert auto.record.summary.train_accuracy == off.record.summary.train_accuracy
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulate": 3},
+        {"clip_norm": 0.1},
+        {"eval_every": "5"},
+        {"workload": "with_dropout"},
+        {"precision": "bf16"},
+        {"bn": "local", "ranks": 2, "strategy": "allreduce"},
+        {"accumulate": 2, "ranks": 2, "strategy": "ring", "batch": 13},
+    ],
+    ids=str,
+)
+def test_settings_of_a_run(pool: Pool, tmp_path: Path, settings: dict[str, Any]) -> None:
+    _, auto = both(pool, tmp_path, **RECIPE | settings)
+    assert auto.decision.used, auto.decision.reason
+
+
+def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> None:
+    _, auto = both(pool, tmp_path, strategy="single", workload="own_sgd")
+    assert auto.decision.used, auto.decision.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"workload": "random_depth"}, "the losses of 3 steps differ by up to"),
+        ({"workload": "reads_value"}, "the forward pass cannot be captured: RuntimeError: operation not permitted"),
+        ({"workload": "counts_in_python"}, "the optimiser counts its steps in Python"),
+        ({"workload": "keeps_rate"}, "the optimiser does not read the learning rate from a tensor"),
+        ({"strategy": "ddp", "ranks": 2}, "ddp does more than update the weights after backward"),
+        ({"strategy": "allreduce", "ranks": 2, "bn": "sync"}, "--bn sync exchanges statistics"),
+        ({"on_nan": "skip"}, "--on-nan skip decides on the host"),
+        ({"allow_unused": True}, "--allow-unused lets the parameters"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_a_graph_cannot_train_is_trained_without(
+    pool: Pool, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    recipe = {"strategy": "single"} if settings.get("workload") in OWN_OPTIMIZERS else RECIPE
+    _, auto = both(pool, tmp_path, **recipe | settings)
+    assert not auto.decision.used
+    assert auto.decision.reason.startswith(reason), auto.decision.reason
+
+
+def test_graphs_that_were_asked_for_are_not_replaced_in_silence(pool: Pool, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="--cuda-graph on was given, but the losses of 3 steps differ"):
+        Trained(pool, tmp_path, "on", 1, RECIPE | {"workload": "random_depth"})
+
+
+def test_a_replay_reads_inputs_and_learning_rates_anew(pool: Pool, tmp_path: Path) -> None:
+    """The comparison above can fail: other samples and a constant learning rate give other losses."""
+    first = Trained(pool, tmp_path, "auto", 1, RECIPE)
+    other = Trained(pool, tmp_path / "other", "off", 1, RECIPE | {"schedule": "constant"})
+    assert len(first.losses) == len(other.losses)
+    assert first.losses != pytest.approx(other.losses, rel=1e-3)
