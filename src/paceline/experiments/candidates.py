@@ -145,7 +145,8 @@ def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
     """Return the role of a strategy in an experiment."""
     if not strategy.exchanges:
         return "bound"
-    return "baseline" if uses_one_rank(strategy, ranks) else "candidate"
+    is_baseline = uses_one_rank(strategy, ranks) and not strategy.drives_all_gpus
+    return "baseline" if is_baseline else "candidate"
 
 
 def _format_value(value: Any) -> str:

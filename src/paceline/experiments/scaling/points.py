@@ -17,6 +17,7 @@ from paceline.formatting import plural
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment.design import Candidate, CandidatePoint, PointMode
 from paceline.records.settings import Settings
+from paceline.strategies.base.strategy import uses_one_rank
 from paceline.strategies.registry import BASELINE_STRATEGIES, create, parse_list, selected_by_set
 from paceline.workloads.given_settings import check_needed
 
@@ -85,12 +86,12 @@ def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -
 
 
 def point_candidate(config: RunConfig, shape: Shape, mode: str) -> CandidateConfig | None:
-    """Return a strategy at a point; None for a baseline at more than one rank."""
+    """Return a strategy at a point; None for a strategy that trains in one process at more than one rank."""
     check_names(config)
     check_needed(config)
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     role = role_of(strategy, shape.ranks)
-    if role == "baseline" and shape != ALONE:
+    if uses_one_rank(strategy, shape.ranks) and shape != ALONE:
         return None
     batch = config.global_batch(1)
     share = batch // shape.ranks if batch % shape.ranks == 0 else batch / shape.ranks

@@ -80,6 +80,8 @@ class Strategy(ABC):
     averages what `.grad` holds by then, so changes between the two are made to this rank's own gradient."""
     supports: frozenset[str] = frozenset({"clip", "accumulate", "scaler"})
     """Supported features, out of {"clip", "accumulate", "scaler"}; checked before any process starts."""
+    drives_all_gpus: ClassVar[bool] = False
+    """Whether one process trains on all GPUs of its host. Such a strategy is no baseline, although one rank trains."""
     left_out_on_gpus: ClassVar[str] = ""
     """Reason why named sets leave the strategy out where ranks train on GPUs, as a clause; empty if they do not."""
     Options: ClassVar[type] = NoOptions
