@@ -102,7 +102,7 @@ class CudaClock(Clock):
         mark.synchronize()
 
     def has_reached(self, mark: torch.cuda.Event) -> bool:
-        return mark.query()
+        return bool(mark.query())
 
     def read(self, mark: torch.cuda.Event) -> float:
         since_anchor_s: float = self._anchor.elapsed_time(mark) / 1000

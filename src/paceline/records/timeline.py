@@ -171,7 +171,8 @@ class RecordedSteps:
     def __contains__(self, step: int) -> bool:
         if step < self.first:
             return True
-        return step % (self.cycle * 10 ** max(0, len(str(step)) - 4)) < self.block
+        stride: int = self.cycle * 10 ** max(0, len(str(step)) - 4)
+        return step % stride < self.block
 
 
 def sampled_steps(period: int = 1) -> RecordedSteps:
