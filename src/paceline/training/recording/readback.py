@@ -16,6 +16,8 @@ def read_numbers(values: Sequence[Tensor | float]) -> list[float]:
     `item()` would wait for a transfer per tensor. The transfers have a stream of their own, so they do not wait for
     later steps that are already queued.
     """
+    if not (values and isinstance(values[0], Tensor) and values[0].is_cuda):  # On CPUs; rarely a mixture, also correct.
+        return [value.item() if isinstance(value, Tensor) else value for value in values]
     on_gpu: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     numbers: list[float] = []
     for place, value in enumerate(values):

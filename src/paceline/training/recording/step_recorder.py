@@ -182,12 +182,13 @@ class StepRecorder:
         counts = iter(read_numbers([count for step in steps for count in step.correct]))
         rows = []
         for number, (step, (times, spans)) in enumerate(zip(steps, timed, strict=True), start=self.step):
-            weight = sum(weight for weight, _ in step.losses)
-            loss_sum = sum(weight * float(next(losses)) for weight, _ in step.losses)
-            correct = sum(int(next(counts)) for _ in step.correct) if step.correct else NOT_COUNTED
-            rows.append(
-                StepRow(number, step.epoch, step.samples, *times, loss_sum / weight if weight else None, correct)
-            )
+            weight = loss_sum = 0.0
+            for part, _ in step.losses:
+                weight += part
+                loss_sum += part * float(next(losses))
+            correct = sum([int(next(counts)) for _ in step.correct]) if step.correct else NOT_COUNTED
+            loss = loss_sum / weight if weight else None
+            rows.append(StepRow(number, step.epoch, step.samples, *times, loss, correct))
             self._spans += spans
         return rows
 
