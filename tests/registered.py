@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from paceline.plans.schedule import AllReduceAlgorithm
+from paceline.strategies.base.abilities import LimitsGpus
 from paceline.strategies.base.packed import Packed
 from paceline.strategies.base.strategy import AfterBackward
 from paceline.strategies.registry import ENTRIES, create
 
-EXCHANGING = [name for name, entry in ENTRIES.items() if entry.role == "candidate"]
+EXCHANGING = [name for name, entry in ENTRIES.items() if entry.role == "candidate" and not entry.one_process]
 """Strategies whose ranks exchange gradients."""
+ON_CPUS = [name for name in ENTRIES if not isinstance(create(name), LimitsGpus)]
+"""Strategies that run without GPUs."""
 LOSSLESS = [name for name in EXCHANGING if create(name).lossless]
 """Strategies that train with the mean gradient."""
 _PLANS = {name: importlib.import_module(entry.plan.partition(":")[0]) for name, entry in ENTRIES.items()}

@@ -77,9 +77,9 @@ def measure(
     world = World(rank, 2, local_rank=rank, local_size=2, interface="lo", ranks_sharing_cores=2, store=store)
     begin_step = OperationLog.begin_step
 
-    def begin_slowly(log: OperationLog, step: int) -> None:
+    def begin_slowly(log: OperationLog, step: int) -> bool:
         burn()
-        begin_step(log, step)
+        return begin_step(log, step)
 
     with patch.object(OperationLog, "begin_step", begin_slowly if slow else begin_step):
         found = measure_cost(config, world, threads=1, budget_s=budget_s)

@@ -10,11 +10,13 @@ import pytest
 from paceline.config import CompareConfig, LaunchConfig, RunConfig
 from paceline.config.emulation import EmulationInfo
 from paceline.errors import PacelineError, UsageError
+from paceline.experiments.candidates import make_candidates
 from paceline.experiments.checks import (
     check_length,
     check_strategy,
     choose_shape,
     config_on_fewer_hosts,
+    left_out_of_sets,
     settings_of,
 )
 from paceline.experiments.names import check_names
@@ -22,7 +24,7 @@ from paceline.experiments.training_targets import SCRIPT_RULES
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.base.strategy import Role, Strategy
-from paceline.strategies.registry import create
+from paceline.strategies.registry import SETS, create
 
 
 def ranks(run: dict[str, Any], **launch: Any) -> int:
@@ -202,3 +204,25 @@ def test_a_run_needs_more_than_its_warm_up_steps() -> None:
     with pytest.raises(UsageError, match="--steps 5 leaves no step to measure") as caught:
         check_length([40, 5], default=20)
     assert caught.value.hint == "use --steps 20, or leave it out"
+
+
+def test_sets_leave_out_on_gpus_what_does_not_pay_there() -> None:
+    members = [name for name in SETS["all"] if create(name).left_out_on_gpus]
+    assert members, "a strategy that sums in main memory"
+    assert [sentence.split()[0] for sentence in left_out_of_sets("all", gpus=1)] == members
+    assert [sentence.split()[0] for sentence in left_out_of_sets("usual,fast", gpus=2)] == [
+        name for name in dict.fromkeys([*SETS["usual"], *SETS["fast"]]) if name in members
+    ]
+    assert left_out_of_sets("all", gpus=0) == []
+    assert left_out_of_sets(",".join(["all", *members]), gpus=1) == [], "a strategy that is named is measured"
+    (sentence, *_) = left_out_of_sets("usual", gpus=1)
+    assert sentence.endswith(". Name it in --strategies to measure it anyway.")
+
+
+@pytest.mark.gpu
+def test_the_default_set_on_a_gpu() -> None:
+    shape = Shape(1, 2)
+    usual = [one.config.strategy for one in make_candidates(RunConfig(), CompareConfig(), shape)]
+    assert usual == [name for name in SETS["usual"] if not create(name).left_out_on_gpus]
+    on_cpus = [one.config.strategy for one in make_candidates(RunConfig(device="cpu"), CompareConfig(), shape)]
+    assert on_cpus == list(SETS["usual"])

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from device_clock import DeviceClock
 from paceline.measure.clock import HostClock, clock_for
 from paceline.measure.operations import OperationLog
-from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Stopwatch, make_stopwatch
+from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, Laps, Stopwatch, make_stopwatch
 from paceline.records.timeline import NO_PEER, Purpose, RowKind
 
 CPU = torch.device("cpu")
@@ -451,3 +452,84 @@ def test_a_cpu_is_timed_by_the_hosts_clock() -> None:
     assert isinstance(clock_for(CPU), HostClock)
     assert make_stopwatch(CPU, events=False).operations is None
     assert make_stopwatch(CPU, events=True).operations is not None
+
+
+def train_on_device(watch: Stopwatch, weights: torch.Tensor) -> Laps:
+    """Train one step as the loop does; return its marks."""
+    watch.begin()
+    watch.lap(DATA)
+    loss = (weights * weights).sum()
+    watch.lap(FORWARD)
+    watch.watch_backward(loss)
+    loss.backward()  # type: ignore[no-untyped-call]
+    watch.lap(BACKWARD)
+    watch.mark_agreed()
+    watch.lap(OPTIMISER)
+    return watch.end()
+
+
+def test_on_a_gpu_only_recorded_steps_have_all_marks() -> None:
+    clock = DeviceClock()
+    watch, weights = Stopwatch(clock, OperationLog(clock)), torch.ones(3, requires_grad=True)
+    steps = [train_on_device(watch, weights) for _ in range(30)]
+    marks = [1 + len(laps.ends) for laps in steps]
+    assert marks == [7] * 20 + [5] * 10, "the last gradient and the start of the optimiser are marked in recorded steps"
+    assert clock.made == sum(marks)
+    found = watch.read_all(steps)
+    assert clock.waits == [clock.made], "one wait for all steps"
+    assert sorted(clock.released) == list(range(1, clock.made + 1))
+    for number, (times, rows) in enumerate(found):
+        assert sum(times[1:]) == marks[number] - 1, "phases add up to the step"
+        assert bool(rows) == (number < 20)
+        assert {row[0] for row in rows} <= {number}
+
+
+def test_without_events_a_step_on_a_gpu_has_a_mark_per_phase() -> None:
+    watch = Stopwatch(DeviceClock())
+    laps = train_on_device(watch, torch.ones(3, requires_grad=True))
+    assert [phase for phase, _, _ in laps.ends] == [DATA, FORWARD, BACKWARD, OPTIMISER]
+
+
+def test_steps_that_the_device_has_completed() -> None:
+    clock = DeviceClock()
+    watch, weights = Stopwatch(clock), torch.ones(3, requires_grad=True)
+    steps = [train_on_device(watch, weights) for _ in range(7)]
+    for reached, expected in ((0, 0), (4, 0), (5, 1), (9, 1), (10, 2), (34, 6), (35, 7)):
+        clock.reached = reached
+        assert watch.count_ended(steps) == expected
+    assert clock.waits == []
+    assert watch.count_ended([]) == 0
+
+
+def test_sampled_blocks_are_whole_periods_of_the_strategy() -> None:
+    clock = DeviceClock()
+    log, on_host = OperationLog(clock), OperationLog(HostClock())
+    log.sample_periods(8)
+    on_host.sample_periods(8)
+    assert [step for step in range(320) if log.begin_step(step)] == [*range(32), *range(160, 176)]
+    assert all(on_host.begin_step(step) for step in range(320))
+
+
+def test_operations_that_the_device_has_not_reached_are_left_for_later() -> None:
+    clock = DeviceClock()
+    log = OperationLog(clock)
+    log.begin_step(0)
+    for _ in range(3):
+        log.end(log.start(RowKind.ALL_REDUCE, 8, NO_PEER))
+    clock.reached = 4
+    assert [(row[5], row[6]) for row in log.take_rows(wait=False)] == [(1, 2), (3, 4)]
+    assert log.take_rows(wait=False) == []
+    assert [(row[5], row[6]) for row in log.take_rows()] == [(5, 6)]
+
+
+@pytest.mark.gpu
+def test_events_of_a_gpu_are_read_in_order() -> None:
+    device = torch.device("cuda")
+    watch, weights = make_stopwatch(device, events=True), torch.ones(512, 512, device=device, requires_grad=True)
+    steps = [train_on_device(watch, weights) for _ in range(40)]
+    found = watch.read_all(steps)
+    assert watch.count_ended(steps) == 40
+    starts = [times.start_s for times, _ in found]
+    assert starts == sorted(starts)
+    assert all(sum(times[1:]) > 0 for times, _ in found)
+    assert [bool(rows) for _, rows in found] == [step < 20 for step in range(40)]

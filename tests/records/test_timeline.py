@@ -19,10 +19,11 @@ from paceline.records.timeline import (
     NOT_MEASURED,
     ROW,
     Purpose,
+    RecordedSteps,
     RowKind,
     TimelineWriter,
-    is_recorded,
     read_timeline,
+    sampled_steps,
     timeline_file,
 )
 
@@ -123,11 +124,25 @@ def test_clock_drift_is_corrected(tmp_path: Path) -> None:
 
 
 def test_share_of_steps_that_are_recorded() -> None:
-    assert all(is_recorded(step) for step in range(1000))
+    recorded = RecordedSteps()
+    assert all(step in recorded for step in range(1000))
     for decade, share in ((1_000, 10), (10_000, 100), (100_000, 1000)):
-        kept = [step for step in range(decade, 10 * decade) if is_recorded(step)]
+        kept = [step for step in range(decade, 10 * decade) if step in recorded]
         assert len(kept) == 9 * decade // share
         assert kept[:100] == list(range(decade, decade + 100)), "consecutive, so that whole periods are recorded"
         for period in (2, 3, 4, 7, 10):
             phases = {step % period for step in kept}
             assert phases == set(range(period))
+
+
+@pytest.mark.parametrize(("period", "block"), [(1, 10), (3, 12), (8, 16), (20, 20), (25, 25)])
+def test_sampled_steps_are_a_tenth_in_whole_periods(period: int, block: int) -> None:
+    recorded = sampled_steps(period)
+    assert recorded.cycle == 10 * block
+    assert [step for step in range(10 * block) if step in recorded] == list(range(2 * block))
+    blocks = [start for start in range(10 * block, 10_000 - block, block) if start in recorded]
+    assert blocks == list(range(10 * block, 10_000 - block, 10 * block)), "one block in ten"
+    for start in blocks:
+        assert all(step in recorded for step in range(start, start + block))
+    far = [step for step in range(100_000, 300_000) if step in recorded]
+    assert len(far) == pytest.approx(200, abs=2 * block), "a thousandth, to keep files small"

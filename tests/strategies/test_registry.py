@@ -45,7 +45,7 @@ def test_every_entry_loads_under_its_name(name: str) -> None:
 def test_every_entry_has_a_plan(name: str) -> None:
     plan = plan_of(f"{name}")([Gradient("a", 10), Gradient("b", 20)], 4)
     assert isinstance(plan, Plan)
-    assert bool(plan.operations) == (ENTRIES[name].role == "candidate")
+    assert bool(plan.operations) == (ENTRIES[name].role == "candidate" and not ENTRIES[name].one_process)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -130,10 +130,11 @@ def test_find_and_lesson_and_plan_refuse_an_unknown_name() -> None:
             function("dpd")
 
 
-def test_only_the_baseline_has_idle_ranks() -> None:
+def test_only_strategies_of_one_process_have_idle_ranks() -> None:
     for name, entry in ENTRIES.items():
         workers = create(name).roles(3).count(Role.WORKER)
-        assert workers == (1 if entry.role == "baseline" else 3)
+        assert workers == (1 if entry.one_process else 3)
+        assert entry.one_process or entry.role != "baseline"
 
 
 @pytest.mark.parametrize(

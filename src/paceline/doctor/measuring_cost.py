@@ -26,6 +26,7 @@ from paceline.measure.capacity import available_memory_bytes, memory_limits
 from paceline.measure.memory import peak_bytes
 from paceline.records import RunFolder
 from paceline.records.examination import MeasuringCost
+from paceline.records.timeline import sampled_steps
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training.loop import TrainingLoop
@@ -103,13 +104,17 @@ class TimedTraining:
         self._sync = Sync(setup.model, make_optimizer, setup.strategy, self.comm, config.bn)
         self._recording.start(self._sync, steps_only=True)
         self._loop = TrainingLoop(config, workload, self._sync, self._source, self._recording)
+        on_gpu = self.comm.device.type == "cuda"
+        self.cycle = sampled_steps(self._sync.strategy.period).cycle if on_gpu else 1
+        """Steps after which the pattern of recorded steps repeats. Blocks of whole cycles have the average cost."""
+        self._first_step = self.cycle if on_gpu else 0
         self._epoch = -1
         self._batches: Iterator[list[MicroBatch]] = iter(())
 
     def train(self, steps: int) -> TimedSteps:
         """Train and record the given number of steps; the ranks start together."""
         stopwatch = self._recording.stopwatch
-        stopwatch.next_step = 0  # A long run records fewer steps, which would hide the cost.
+        stopwatch.next_step = self._first_step  # A long run records fewer steps, which would hide the cost.
         self.comm.control.barrier()
         before_s, cpu_before_s = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -154,7 +159,8 @@ def _compare(with_events: TimedTraining, without_events: TimedTraining, budget_s
     for side in (with_events, without_events):
         side.train(WARM_UP_STEPS)
     step_s = comm.control.largest(without_events.train(WARM_UP_STEPS).wall_s / WARM_UP_STEPS)
-    steps = max(1, round(BLOCK_S / step_s))
+    cycles = max(1, round(BLOCK_S / (step_s * with_events.cycle)))
+    steps = cycles * with_events.cycle
     pair_s = 2 * steps * step_s
     if MIN_PAIRS * pair_s > MAX_BUDGETS * budget_s:
         return None

@@ -13,7 +13,7 @@ from paceline.config.setting import metadata_of
 from paceline.config.slow_ranks import NO_RANK, check_slow_ranks
 from paceline.config.specs import convert, split_list
 from paceline.errors import UsageError, unknown_name
-from paceline.experiments.checks import check_strategy
+from paceline.experiments.checks import check_strategy, visible_gpus, why_left_out_of_sets
 from paceline.experiments.names import check_names
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment.design import Candidate, CandidateRole
@@ -69,7 +69,7 @@ def make_candidates(
 ) -> list[CandidateConfig]:
     """Return every strategy with every combination of the varied settings, checked, in the order given."""
     ranks = shape.ranks
-    text = compare.strategies or (DEFAULT_STRATEGY if compare.vary else "usual")
+    text = strategies_of(compare)
     strategies = parse_list(text)
     variations = list(_variations(compare, rules.fixed))
     base = _with_global_batch(base, ranks, varies={key for variation in variations for key in variation})
@@ -81,6 +81,8 @@ def make_candidates(
         rules.check_names(config)
         check_slow_ranks(config.slowed, ranks)
         strategy = create(strategy_text)
+        if selected_by_set(text, strategy_text) and why_left_out_of_sets(strategy, visible_gpus(config)) is not None:
+            continue
         try:
             rules.check_fit(config, strategy, ranks)
         except UsageError:
@@ -97,6 +99,11 @@ def make_candidates(
     if not candidate_configs:
         raise UsageError(f"none of {text} supports these settings.", hint="`paceline strategies` lists all strategies")
     return candidate_configs
+
+
+def strategies_of(compare: CompareConfig) -> str:
+    """Return the list of strategies that a comparison measures, which may name sets."""
+    return compare.strategies or (DEFAULT_STRATEGY if compare.vary else "usual")
 
 
 def _variations(compare: CompareConfig, fixed: Mapping[str, str]) -> Iterator[Settings]:
@@ -138,7 +145,8 @@ def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
     """Return the role of a strategy in an experiment."""
     if not strategy.exchanges:
         return "bound"
-    return "baseline" if uses_one_rank(strategy, ranks) else "candidate"
+    is_baseline = uses_one_rank(strategy, ranks) and not strategy.drives_all_gpus
+    return "baseline" if is_baseline else "candidate"
 
 
 def _format_value(value: Any) -> str:

@@ -21,10 +21,10 @@ from paceline.config.specs import Spec, split_list
 from paceline.errors import UsageError
 from paceline.formatting import plural
 from paceline.launch.launcher_process import LauncherProcess, Shape
-from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, ServesParameters
+from paceline.strategies.base.abilities import GivesTickets, LimitsGpus, LimitsRanks, ServesParameters
 from paceline.strategies.base.scaling import why_no_scaler
 from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
-from paceline.strategies.registry import create
+from paceline.strategies.registry import create, parse_list, selected_by_set
 from paceline.training.checkpoints.storage.weights import check_weights_file
 from paceline.training.graphs.make_step import why_no_graph
 from paceline.training.recording.tensorboard import check_tensorboard
@@ -112,6 +112,8 @@ def _user_code(settings: Mapping[str, Any]) -> list[str | None]:
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     """Raise for settings that the strategy does not support, and for a batch too small for its workers."""
+    if isinstance(strategy, LimitsGpus):
+        strategy.check_gpus(visible_gpus(config))
     if isinstance(strategy, LimitsRanks):
         strategy.check_ranks(ranks)
     roles = strategy.roles(ranks)
@@ -167,6 +169,26 @@ def _check_abilities(strategy: Strategy, roles: Sequence[Role]) -> None:
         )
 
 
+def why_left_out_of_sets(strategy: Strategy, gpus: int) -> str | None:
+    """Return a sentence on why named sets leave a strategy out, given the GPUs that ranks train on; None if not."""
+    if not gpus or not strategy.left_out_on_gpus:
+        return None
+    name_it = "Name it in --strategies to measure it anyway."
+    return f"{strategy.name} is left out on GPUs: {strategy.left_out_on_gpus}. {name_it}"
+
+
+def left_out_of_sets(text: str, gpus: int) -> list[str]:
+    """Return a sentence for each strategy that the list of strategies `text` names by a set, and that is left out."""
+    by_set = [name for name in dict.fromkeys(parse_list(text)) if selected_by_set(text, name)]
+    reasons = [why_left_out_of_sets(create(name), gpus) for name in by_set]
+    return [reason for reason in reasons if reason is not None]
+
+
+def visible_gpus(config: RunConfig) -> int:
+    """Return the number of GPUs of this host that the run may use; 0 if it asks for one and there is none."""
+    return 0 if config.device == "cpu" else torch.cuda.device_count()
+
+
 def check_save(config: RunConfig, launcher: LauncherProcess) -> None:
     """Raise on the leader, whose host has rank 0, if the weights cannot be written to the file of `--save`."""
     if config.save and launcher.is_leader:
@@ -191,7 +213,7 @@ def _does_not_train(rank: int, strategy: Strategy, roles: Sequence[Role]) -> Usa
 
 def gpus_to_use(config: RunConfig) -> int:
     """Return the number of GPUs of this host that the run may use."""
-    gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
+    gpus = visible_gpus(config)
     if config.device == "cuda" and not gpus:
         raise UsageError("--device cuda was given, but torch sees no GPU.", hint="use --device cpu, or leave it out")
     return gpus

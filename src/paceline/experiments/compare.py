@@ -13,8 +13,8 @@ from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records, reference_of
 from paceline.analysis.remaining_time import TimeEstimator
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
-from paceline.experiments.candidates import CandidateConfig, make_candidates, varied_keys
-from paceline.experiments.checks import check_length, choose_shape, gpus_to_use, settings_of
+from paceline.experiments.candidates import CandidateConfig, make_candidates, strategies_of, varied_keys
+from paceline.experiments.checks import check_length, choose_shape, gpus_to_use, left_out_of_sets, settings_of
 from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.estimate import guess_times, load_slowdowns
 from paceline.experiments.scaling.machines import detect_machines
@@ -85,6 +85,8 @@ def compare(
     if leader is None:
         return
     assert known is not None, "the leader describes the target"
+    for sentence in left_out_of_sets(strategies_of(config), gpus_to_use(base)):
+        notify(sentence)
     place = detect_machines(leader.launcher_infos)
     threads_of = partial(_threads_of, launch)
     guesses = guess_times(candidate_configs, known.trials, place, threads_of)

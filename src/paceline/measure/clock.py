@@ -15,7 +15,7 @@ CpuMark = tuple[Mark, float]
 
 
 class Clock(ABC):
-    """A clock whose `mark` takes about a microsecond; a later `read` returns the time, and may wait for the device."""
+    """A clock whose `mark` takes about a microsecond; a later `read` returns the time."""
 
     on_host = True
     """Whether the thread that marks times also computes."""
@@ -41,9 +41,16 @@ class Clock(ABC):
     def mark(self) -> Mark:
         """Mark the current time; on a GPU, the time at which it completes all work queued so far."""
 
+    def wait(self, mark: Mark) -> None:  # noqa: B027  (the host's clock has always reached its marks)
+        """Wait until the device has reached a mark, and with it all earlier marks of the same stream."""
+
+    def has_reached(self, mark: Mark) -> bool:  # noqa: ARG002  (the host's clock has reached all marks)
+        """Return whether the device has reached a mark, without waiting."""
+        return True
+
     @abstractmethod
     def read(self, mark: Mark) -> float:
-        """Return the time of a mark, in seconds since the run's start."""
+        """Return the time of a mark that the device has reached, in seconds since the run's start."""
 
     def release(self, mark: Mark) -> None:  # noqa: B027  (numbers need no releasing)
         """Release a mark that will not be read again."""
@@ -91,8 +98,13 @@ class CudaClock(Clock):
     def cpu_mark(self) -> CpuMark:
         return self.mark(), float("nan")
 
-    def read(self, mark: torch.cuda.Event) -> float:
+    def wait(self, mark: torch.cuda.Event) -> None:
         mark.synchronize()
+
+    def has_reached(self, mark: torch.cuda.Event) -> bool:
+        return bool(mark.query())
+
+    def read(self, mark: torch.cuda.Event) -> float:
         since_anchor_s: float = self._anchor.elapsed_time(mark) / 1000
         return self._anchored_s - self.origin_s + since_anchor_s
 

@@ -25,6 +25,8 @@ class SlowRankStopwatch(Stopwatch):
     until the last gradient is ready.
     """
 
+    needs_details = True
+
     def __init__(self, clock: Clock, operations: OperationLog | None, factor: float, core_share: float = 1.0) -> None:
         super().__init__(clock, operations)
         self._excess = (factor - 1) / (core_share if clock.on_host else 1.0)
@@ -61,7 +63,9 @@ class SlowRankStopwatch(Stopwatch):
 
     def _backward_ended_s(self) -> float:
         """Return the time of the last gradient on a GPU; the rest of the pass is waiting, not compute."""
-        return self.clock.read(next(mark for phase, mark, _ in reversed(self._laps.ends) if phase == BACKWARD))
+        ended = next(mark for phase, mark, _ in reversed(self._laps.ends) if phase == BACKWARD)
+        self.clock.wait(ended)
+        return self.clock.read(ended)
 
 
 def stopwatch_for(device: torch.device, *, events: bool, factor: float, core_share: float) -> Stopwatch:

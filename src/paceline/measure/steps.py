@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from paceline.measure.clock import Clock, CpuMark, Mark, clock_for
 from paceline.measure.last_gradient import LastGradient
 from paceline.measure.operations import OperationLog
-from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, is_recorded
+from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind
 
 DATA, FORWARD, BACKWARD, AFTER_BACKWARD, AGREE, OPTIMISER = range(6)
 """The phases of a step. `AFTER_BACKWARD` lasts from the last gradient until `backward()` returns (DDP waits there),
@@ -56,13 +57,21 @@ class Laps:
     start_cpu_s: float
     ends: list[tuple[int, Mark, float]]
     """Phase, mark of its end, and CPU time of the compute thread at that time."""
+    is_recorded: bool = False
+    """Whether it is part of the timeline."""
+    is_detailed: bool = False
+    """Whether it has the marks that only a timeline needs: the last gradient, and the start of the optimiser."""
 
 
 class Stopwatch:
     """Stopwatch of steps: `begin`, a `lap` at the end of each phase (micro-batches add up), `end`, and later `read`.
 
-    With an operation log it also records CPU times, and the phases that only a timeline needs.
+    With an operation log it also records CPU times, and the phases that only a timeline needs. On a GPU, where marks
+    and hooks are expensive, it does so only in steps that the timeline contains.
     """
+
+    needs_details = False
+    """Whether every step needs all marks, also on a GPU."""
 
     def __init__(self, clock: Clock, operations: OperationLog | None = None) -> None:
         self.clock = clock
@@ -93,14 +102,16 @@ class Stopwatch:
 
     def begin(self) -> None:
         """Start a step."""
+        is_recorded = is_detailed = False
         if self.operations is not None:
-            self.operations.begin_step(self.next_step)
+            is_recorded = self.operations.begin_step(self.next_step)
+            is_detailed = is_recorded or self.clock.on_host or self.needs_details
         self._thread = threading.get_ident()
-        self._laps = Laps(self.next_step, *self._now(), [])
+        self._laps = Laps(self.next_step, *self._now(), [], is_recorded, is_detailed)
 
     def lap(self, phase: int) -> None:
         """End a phase, and start the next one."""
-        if phase == BACKWARD and self.operations is not None:
+        if phase == BACKWARD and self.operations is not None and self._laps.is_detailed:
             self.operations.poll()
             last_gradient = self._last_gradient(self.operations)
             if last_gradient is not None:
@@ -121,7 +132,7 @@ class Stopwatch:
 
     def watch_backward(self, root: Tensor) -> None:
         """Record when the last gradient is ready in the backward pass from this tensor, on a GPU."""
-        if self.operations is not None and not self.clock.on_host and root.requires_grad:
+        if self._laps.is_detailed and not self.clock.on_host and root.requires_grad:
             root.register_hook(self._on_backward_start)
 
     def mark_agreed(self) -> None:
@@ -145,8 +156,21 @@ class Stopwatch:
         if self.operations is not None:
             self.operations.drop_step()
 
+    def count_ended(self, steps: Sequence[Laps]) -> int:
+        """Return how many of the first of these steps, in the order of training, the device has completed."""
+        return bisect_left(steps, True, key=lambda laps: not self.clock.has_reached(_last_mark(laps)))
+
+    def read_all(self, steps: Sequence[Laps]) -> list[tuple[PhaseTimes, list[TimelineRow]]]:
+        """Return the times and the timeline rows of steps, in the order of training; on a GPU, wait for the last."""
+        if steps:
+            self.clock.wait(_last_mark(steps[-1]))
+        return [self._read(laps) for laps in steps]
+
     def read(self, laps: Laps) -> tuple[PhaseTimes, list[TimelineRow]]:
-        """Return the times of a step and its timeline rows; on a GPU, wait for its events."""
+        """Return the times of a step and its timeline rows; on a GPU, wait for its end."""
+        return self.read_all([laps])[0]
+
+    def _read(self, laps: Laps) -> tuple[PhaseTimes, list[TimelineRow]]:
         start_s = before_s = self.clock.read(laps.start)
         self.clock.release(laps.start)
         totals, rows, cpu_before_s = [0.0] * 4, list[TimelineRow](), laps.start_cpu_s
@@ -158,14 +182,14 @@ class Stopwatch:
                 rows.append(_row(laps.step, KINDS[phase], before_s, after_s, cpu_s - cpu_before_s))
             before_s, cpu_before_s = after_s, cpu_s
         times = PhaseTimes(start_s, *totals)
-        if self.operations is None or not is_recorded(laps.step):
+        if not laps.is_recorded:
             return times, []
         return times, [_row(laps.step, RowKind.STEP, start_s, before_s, NOT_MEASURED), *rows]
 
     @property
     def _waits_for_optimiser(self) -> bool:
         """Whether the step's last backward pass has ended and the optimiser has not started since."""
-        if self.operations is None or not self._laps.ends:
+        if not self._laps.is_detailed or not self._laps.ends:
             return False
         return self._laps.ends[-1][0] in (BACKWARD, AFTER_BACKWARD)
 
@@ -208,6 +232,10 @@ def make_stopwatch(device: torch.device, *, events: bool) -> Stopwatch:
     """Return the stopwatch for a device; with `events` it also records what a timeline needs."""
     clock = clock_for(device)
     return Stopwatch(clock, OperationLog(clock) if events else None)
+
+
+def _last_mark(laps: Laps) -> Mark:
+    return laps.ends[-1][1] if laps.ends else laps.start
 
 
 def _row(step: int, kind: RowKind, start_s: float, end_s: float, cpu_s: float) -> TimelineRow:

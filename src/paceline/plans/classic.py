@@ -1,4 +1,4 @@
-"""Plans of the strategies `single`, `none`, `gather_scatter`, `p2p`, `allreduce` and `ddp`."""
+"""Plans of the classic strategies, and of those whose ranks send nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_BUCKET_MB = 25.0
 
 
 def nothing(gradients: Sequence[Gradient], ranks: int, **_: Any) -> Plan:  # noqa: ARG001  (same parameters as all plans)
-    """Return the empty plan of `single` and `none`, which send nothing."""
+    """Return the empty plan of strategies whose ranks send nothing."""
     return Plan(())
 
 

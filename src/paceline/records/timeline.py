@@ -103,8 +103,8 @@ ROW = np.dtype(
 scatter, all_gather and reduce_scatter. `wait_start_s`: time from which the compute thread only waited for the operation
 to end; NaN if it never waited. `cpu_s`: CPU time of the compute thread in a phase; NaN if unknown."""
 
-FULLY_RECORDED_STEPS, CONSECUTIVE_STEPS = 1000, 100
-"""Number of first steps that are all recorded, and length of each recorded block of steps after them."""
+SAMPLED_BLOCK = 10
+"""Fewest consecutive steps that a sampled timeline records."""
 
 _PACK = struct.Struct("<IBBhQdddd").pack
 
@@ -150,13 +150,38 @@ def timeline_file(rank: int) -> str:
     return f"timeline-{rank}.bin"
 
 
-def is_recorded(step: int) -> bool:
-    """Return whether a step is recorded: all of the first 1,000, then 1 in 10, then 1 in 100, to keep files small.
+@dataclass(frozen=True)
+class RecordedSteps:
+    """Rule that says which steps a timeline contains: the first ones, and later blocks of consecutive steps.
 
-    Steps are recorded in blocks of 100 consecutive ones. Single steps at a fixed stride could miss, or hit exclusively,
-    the steps in which a strategy with periodic communication sends.
+    After the first steps, one block in 10 is recorded, from step 10,000 on one in 100, and so on, to keep files small.
+    Single steps at a fixed stride could miss, or hit exclusively, the steps in which a strategy with periodic
+    communication sends.
     """
-    return step < FULLY_RECORDED_STEPS or step % int(10 ** (len(str(step)) - 1)) < CONSECUTIVE_STEPS
+
+    first: int = 1000
+    """Number of first steps that are all recorded."""
+    block: int = 100
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the pattern repeats, up to step 10,000."""
+        return 10 * self.block
+
+    def __contains__(self, step: int) -> bool:
+        if step < self.first:
+            return True
+        stride: int = self.cycle * 10 ** max(0, len(str(step)) - 4)
+        return step % stride < self.block
+
+
+def sampled_steps(period: int = 1) -> RecordedSteps:
+    """Return the rule for steps whose recording is expensive: one in 10, in blocks of whole periods of a strategy.
+
+    The first two blocks are recorded, so that a short run has steps after the warm-up.
+    """
+    block = -(-SAMPLED_BLOCK // period) * period
+    return RecordedSteps(first=2 * block, block=block)
 
 
 class TimelineWriter:

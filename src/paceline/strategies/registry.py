@@ -36,6 +36,8 @@ class StrategyEntry:
     """Class of the strategy, as `module:Class`."""
     plan: str
     """Function that returns its plan, as `module:function`."""
+    one_process: bool = False
+    """Whether only one rank trains, the same that the class has by its roles."""
 
 
 def _entry(
@@ -47,6 +49,7 @@ def _entry(
     role: CandidateRole = "candidate",
     plan: str | None = None,
     module: str | None = None,
+    one_process: bool = False,
 ) -> StrategyEntry:
     """Return an entry whose module and plan are in the files of the strategy's name, unless given."""
     return StrategyEntry(
@@ -56,6 +59,7 @@ def _entry(
         tuple(sets.split()),
         f"paceline.strategies.{module or name}:{class_name}",
         f"paceline.plans.{plan or f'{name}:plan'}",
+        one_process,
     )
 
 
@@ -70,6 +74,7 @@ ENTRIES = {
             sets="usual classic fast",
             role="baseline",
             plan="classic:nothing",
+            one_process=True,
         ),
         _entry(
             "none",
@@ -141,6 +146,13 @@ ENTRIES = {
             module="parameter_server.strategy",
         ),
         _entry("tree", "one all-reduce along a binomial tree, to rank 0 and back, after backward", "Tree"),
+        _entry(
+            "data_parallel",
+            "PyTorch's DataParallel: one process splits each batch over the GPUs of its host",
+            "DataParallel",
+            plan="classic:nothing",
+            one_process=True,
+        ),
     )
 }
 
@@ -229,7 +241,7 @@ def selected_by_set(text: str, strategy: str) -> bool:
 def trains_in_one_process(text: str) -> bool:
     """Return whether a registered strategy trains in one process, without importing the strategy."""
     entry = ENTRIES.get(Spec.parse(text).name)
-    return entry is not None and entry.role == "baseline"
+    return entry is not None and entry.one_process
 
 
 def plan_of(text: str) -> Callable[..., Plan]:

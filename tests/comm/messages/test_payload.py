@@ -21,9 +21,8 @@ from paceline.plans import Operation, Plan, Transfer
 from paceline.plans.operations import gloo_operation
 from paceline.records.summary import SocketLink, SocketTraffic
 from paceline.report.terminal.comparison import to_json
-from paceline.strategies.registry import ENTRIES
 from ranks import Pool
-from registered import EXCHANGING
+from registered import EXCHANGING, ON_CPUS
 
 pytestmark = pytest.mark.takes(20)
 
@@ -189,7 +188,7 @@ def test_a_connection_to_no_rank_is_ignored() -> None:
 # Emulated hosts: for every strategy, the sockets carry the plan and its framing.
 
 HOSTS = 3
-STRATEGIES = [*ENTRIES, "ddp:bucket_mb=0.05"]
+STRATEGIES = [*ON_CPUS, "ddp:bucket_mb=0.05"]
 SENDING = [*EXCHANGING, "ddp:bucket_mb=0.05"]
 HEADER_SHARE = 0.1
 """TCP, IP and Ethernet headers, acknowledgements and the loop's own messages add less than this share."""

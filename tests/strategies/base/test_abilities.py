@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline import AfterBackward
 from paceline.strategies.base.abilities import (
     GivesTickets,
+    LimitsGpus,
     LimitsRanks,
     ReportsMetrics,
     ServesParameters,
@@ -19,6 +20,7 @@ from paceline.strategies.registry import ENTRIES, create
 
 FEW = {
     LimitsRanks: {"parameter_server"},
+    LimitsGpus: {"data_parallel"},
     ServesParameters: {"parameter_server"},
     GivesTickets: {"parameter_server"},
     UpdatesInParts: {"priority"},

@@ -261,7 +261,7 @@ def test_channels_last_gradients(pool: Pool) -> None:
 def test_roles() -> None:
     for name, entry in ENTRIES.items():
         roles = create(name).roles(4)
-        expected = [Role.WORKER] + [Role.IDLE] * 3 if entry.role == "baseline" else [Role.WORKER] * 4
+        expected = [Role.WORKER] + [Role.IDLE] * 3 if entry.one_process else [Role.WORKER] * 4
         assert roles == expected
 
 

@@ -14,16 +14,17 @@ from paceline.analysis.traffic.payload import TOLERANCE
 from paceline.comm import Comm
 from paceline.comm.messages.payload import PayloadCount
 from paceline.records.summary import PairTraffic, SocketLink
-from paceline.strategies.registry import ENTRIES, create
+from paceline.strategies.registry import create
 from paceline.training.recording.traffic import planned_traffic
 from paceline.training.sync import Sync
 from paceline.workloads.models import MODELS
 from ranks import Pool
+from registered import ON_CPUS
 
 pytestmark = pytest.mark.takes(10)
 
 STRATEGIES = [
-    *ENTRIES,
+    *ON_CPUS,
     "ddp:bucket_mb=1",
     "ddp:bucket_mb=0.02",
     "ddp:overlap=false",

@@ -10,13 +10,14 @@ from paceline.config import RunConfig, ScaleConfig
 from paceline.config.slow_ranks import check_slow_ranks
 from paceline.errors import UsageError
 from paceline.experiments.candidates import CandidateConfig, role_of
-from paceline.experiments.checks import check_strategy
+from paceline.experiments.checks import check_strategy, visible_gpus, why_left_out_of_sets
 from paceline.experiments.names import check_names
 from paceline.experiments.scaling.shapes import ALONE
 from paceline.formatting import plural
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment.design import Candidate, CandidatePoint, PointMode
 from paceline.records.settings import Settings
+from paceline.strategies.base.strategy import uses_one_rank
 from paceline.strategies.registry import BASELINE_STRATEGIES, create, parse_list, selected_by_set
 from paceline.workloads.given_settings import check_needed
 
@@ -85,12 +86,12 @@ def make_points(base: RunConfig, config: ScaleConfig, shapes: Sequence[Shape]) -
 
 
 def point_candidate(config: RunConfig, shape: Shape, mode: str) -> CandidateConfig | None:
-    """Return a strategy at a point; None for a baseline at more than one rank."""
+    """Return a strategy at a point; None for a strategy that trains in one process at more than one rank."""
     check_names(config)
     check_needed(config)
     strategy = create(config.strategy, allow_unused=config.allow_unused)
     role = role_of(strategy, shape.ranks)
-    if role == "baseline" and shape != ALONE:
+    if uses_one_rank(strategy, shape.ranks) and shape != ALONE:
         return None
     batch = config.global_batch(1)
     share = batch // shape.ranks if batch % shape.ranks == 0 else batch / shape.ranks
@@ -109,11 +110,16 @@ def point_candidate(config: RunConfig, shape: Shape, mode: str) -> CandidateConf
 
 def fits(candidate_config: CandidateConfig, text: str) -> bool:
     """Whether the strategy supports the settings; raise if not, unless it came from a named set."""
-    candidate_config.config.global_batch(candidate_config.shape.ranks)  # Raises for a batch that is too small.
+    config = candidate_config.config
+    config.global_batch(candidate_config.shape.ranks)  # Raises for a batch that is too small.
+    strategy = create(config.strategy)
+    by_set = candidate_config.candidate.role != "baseline" and selected_by_set(text, config.strategy)
+    if by_set and why_left_out_of_sets(strategy, visible_gpus(config)) is not None:
+        return False
     try:
-        check_strategy(candidate_config.config, create(candidate_config.config.strategy), candidate_config.shape.ranks)
+        check_strategy(config, strategy, candidate_config.shape.ranks)
     except UsageError:
-        if candidate_config.candidate.role != "baseline" and selected_by_set(text, candidate_config.config.strategy):
+        if by_set:
             return False
         raise
     return True

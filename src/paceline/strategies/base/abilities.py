@@ -17,6 +17,14 @@ class LimitsRanks(Protocol):
 
 
 @runtime_checkable
+class LimitsGpus(Protocol):
+    """Ability to run only with some numbers of GPUs on a host."""
+
+    def check_gpus(self, gpus: int) -> None:
+        """Raise a UsageError if the strategy cannot run on a host with so many GPUs; 0 for a run on CPUs."""
+
+
+@runtime_checkable
 class ServesParameters(Protocol):
     """Ability to use servers: ranks that keep parameters and do not train. Needed if `roles` names servers."""
 

@@ -83,6 +83,8 @@ class Recording:
         """Prepare for the first step. With `steps_only` there is no profile, and resources are not monitored."""
         config, recorder = self._config, self._recorder
         self._sync = sync
+        if self.stopwatch.operations is not None:
+            self.stopwatch.operations.sample_periods(sync.strategy.period)
         self.step_recorder = StepRecorder(
             self.stopwatch,
             recorder.steps,
@@ -139,7 +141,7 @@ class Recording:
         """Return the figures of this rank.
 
         They were summed while it trained. Only the time split is computed now, from the timeline on disk, which has
-        all of the first 1,000 steps and a decreasing share of the others.
+        the first steps and a decreasing share of the others (`RecordedSteps`).
         """
         assert self._monitor is not None
         rank, totals = self._comm.rank, self.step_recorder.totals

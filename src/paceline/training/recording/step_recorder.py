@@ -1,13 +1,14 @@
 """Record each step of a run on one rank: times, loss, correct predictions; never blocks the step.
 
-Losses and counts stay on the device until `flush`, which runs between steps, every half second and at the end of a
-window, and writes them to the record. At the end of a window its steps are added to the totals of the run, so the
-memory in use does not grow with the number of steps.
+Losses and counts stay on the device until they are written to the record: all of them at the end of a window, and
+every half second those of steps that the device has completed. At the end of a window its steps are added to the totals
+of the run, so the memory in use does not grow with the number of steps.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from paceline.measure.steps import Laps, Stopwatch, TimelineRow
 from paceline.records import StepRow, Steps, StepWriter
 from paceline.records.step_counter import StepCounter
 from paceline.records.timeline import TimelineWriter
+from paceline.training.recording.readback import read_numbers
 
 FLUSH_EVERY_S = 0.5
 NOT_COUNTED = -1
@@ -123,19 +125,23 @@ class StepRecorder:
             self._counter.count()
         self._samples, self._losses, self._correct = 0, [], []
         if time.perf_counter() - self._flushed_s > FLUSH_EVERY_S:
-            self.flush()
+            self._write_steps(self._stopwatch.count_ended([pending.laps for pending in self._pending]))
 
     def flush(self) -> None:
-        """Read losses and counts from the device and write them to the record."""
-        rows = [self._row(number, step) for number, step in enumerate(self._pending, start=self.step)]
+        """Read losses and counts from the device and write them to the record; on a GPU, wait for the last step."""
+        self._write_steps(len(self._pending))
+
+    def _write_steps(self, count: int) -> None:
+        """Write the oldest `count` of the steps that are not yet written."""
+        ended, self._pending = self._pending[:count], self._pending[count:]
+        rows = self._rows(ended)
         self._writer.write(rows)
-        self._write_timeline()
+        self._write_timeline(wait=not self._pending)
         self._window += [
             (row.step if step.global_step is None else step.global_step, row, step.skipped)
-            for row, step in zip(rows, self._pending, strict=True)
+            for row, step in zip(rows, ended, strict=True)
         ]
-        self.step += len(self._pending)
-        self._pending = []
+        self.step += count
         self._flushed_s = time.perf_counter()
 
     def close_window(
@@ -169,17 +175,26 @@ class StepRecorder:
             with_loss=int(known[skipped == 0].sum()),
         )
 
-    def _row(self, number: int, step: _PendingStep) -> StepRow:
-        weight = sum(weight for weight, _ in step.losses)
-        loss = sum(weight * float(loss) for weight, loss in step.losses) / weight if weight else None
-        correct = sum(int(count) for count in step.correct) if step.correct else NOT_COUNTED
-        times, spans = self._stopwatch.read(step.laps)
-        self._spans += spans
-        return StepRow(number, step.epoch, step.samples, *times, loss, correct)
+    def _rows(self, steps: Sequence[_PendingStep]) -> list[StepRow]:
+        """Return the rows of the next steps to write. Their times are read first, which waits for the device."""
+        timed = self._stopwatch.read_all([step.laps for step in steps])
+        losses = iter(read_numbers([loss for step in steps for _, loss in step.losses]))
+        counts = iter(read_numbers([count for step in steps for count in step.correct]))
+        rows = []
+        for number, (step, (times, spans)) in enumerate(zip(steps, timed, strict=True), start=self.step):
+            weight = loss_sum = 0.0
+            for part, _ in step.losses:
+                weight += part
+                loss_sum += part * float(next(losses))
+            correct = sum([int(next(counts)) for _ in step.correct]) if step.correct else NOT_COUNTED
+            loss = loss_sum / weight if weight else None
+            rows.append(StepRow(number, step.epoch, step.samples, *times, loss, correct))
+            self._spans += spans
+        return rows
 
-    def _write_timeline(self) -> None:
+    def _write_timeline(self, *, wait: bool) -> None:
         if self._timeline is not None and self._stopwatch.operations is not None:
-            self._timeline.write(self._spans + self._stopwatch.operations.take_rows())
+            self._timeline.write(self._spans + self._stopwatch.operations.take_rows(wait=wait))
         self._spans = []
 
 
