@@ -20,6 +20,7 @@ ReplicaGuardMode = Literal["stop", "warn", "off"]
 OnNan = Literal["stop", "skip"]
 CheckpointMode = Literal["off", "sync", "async"]
 OnCheckpointError = Literal["continue", "stop"]
+TestAugmentation = Literal["none", "mirror"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
@@ -31,6 +32,7 @@ CHANGES_NOTHING = "it changes nothing that is measured"
 SAFETENSORS_SUFFIX = ".safetensors"
 EPOCH = "epoch"
 """Value of `eval_every` for an evaluation after each epoch."""
+ACCURACY = Bound("more than 0, and 1 at most, as in 0.94 for 94%", lambda value: 0 < value <= 1)
 
 HANG_TIMEOUT_S = 60.0
 """Default of `hang_timeout`."""
@@ -176,6 +178,19 @@ class RunConfig:
     )
     """Also test the synchronised weights while training: after every N steps, or after every epoch (epoch). It changes
     neither the weights nor step times, since evaluations are between the timed windows."""
+    target: float | None = setting(
+        None,
+        bound=ACCURACY,
+        fixed="`paceline race` measures the time to a test accuracy",
+        compared=False,
+        in_next_command=False,
+        unused_by=("compare", "scale", "batch", "doctor"),
+    )
+    """Stop as soon as an evaluation reaches this test accuracy, as in 0.94, or at the length of the run if none does.
+    Without --eval-every, the weights are tested after every epoch."""
+    tta: TestAugmentation = setting("none", in_next_command=False, unused_by=("scale", "doctor"))
+    """Test-time augmentation: none, or mirror, which tests the mean of the model's outputs for an image and for its
+    mirror image; only for images. Training does not change."""
     checkpoint_every: str = setting("", compared=False, may_change=True, numbers=True, unused_by=("doctor",))
     """Write a checkpoint after every N steps (100), after so much training time (30s, 10m, 1h), or after every epoch
     (epoch), and at the end of the run."""
@@ -309,9 +324,20 @@ class RunConfig:
         """Steps between two evaluations while training; None if they follow epochs, or if there are none."""
         return whole_number(self.eval_every)
 
+    @property
+    def evaluates_while_training(self) -> bool:
+        """Whether the weights are also tested before the end of the run."""
+        return bool(self.eval_every) or self.target is not None
+
+    def is_target(self, accuracy: float | None) -> bool:
+        """Return whether a test accuracy ends the run; None if it is not known."""
+        return self.target is not None and accuracy is not None and accuracy >= self.target
+
     def _check_evaluation(self) -> None:
-        if self.eval_ranks and not self.evaluate:
-            raise UsageError("--eval-ranks was given with --no-evaluate.", hint="leave one of the two out")
+        unused = {"--eval-ranks": self.eval_ranks, "--target": self.target, "--tta": self.tta != "none"}
+        option = next((name for name, value in unused.items() if value), None)
+        if option is not None and not self.evaluate:
+            raise UsageError(f"{option} was given with --no-evaluate.", hint="leave one of the two out")
         if not self.eval_every:
             return
         if self.eval_every != EPOCH and not (self.eval_steps or 0) > 0:
