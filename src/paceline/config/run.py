@@ -171,7 +171,7 @@ class RunConfig:
     """Steps per window: the unit of timing, and of log lines with the global loss."""
     eval_ranks: bool = setting(False, in_next_command=False, unused_by=("scale", "doctor"))
     """Also test each rank's own replica, not only the synchronised weights."""
-    evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "doctor"))
+    evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "race", "doctor"))
     """Test the synchronised weights at the end of the run."""
     eval_every: str = setting(
         "", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, numbers=True, unused_by=("scale", "doctor")
@@ -225,7 +225,7 @@ class RunConfig:
         compared=False,
         in_next_command=False,
         may_change=True,
-        unused_by=("compare", "scale", "batch", "doctor"),
+        unused_by=("compare", "scale", "batch", "race", "doctor"),
     )
     """File to write the final weights to, as in model.safetensors; it depends on the weights alone."""
     tensorboard: bool = setting(
