@@ -48,8 +48,8 @@ def run(
 
     `number` is the index of the run in its job, `command` the command line of the user. `on_event` is called on every
     rank with each event that rank 0 writes to the record. `resume` is the folder, or the checkpoint, that the run goes
-    on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint. `launched_at_s` is the
-    Unix time at which the ranks were launched, or at which the run before this one ended.
+    on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint. `launched_at_s` is
+    the Unix time at which the ranks were launched, or at which the run before this one ended.
     """
     setup = set_up_rank(config, world, threads, timed=True)
     if setup is None:

@@ -124,7 +124,8 @@ def _images_of(workload: Workload, batch: Any) -> Tensor:
     """Return the images of a test batch, which can be mirrored; raise if there are none."""
     hint = "leave --tta out: it needs images as a floating-point tensor [N, C, H, W], and `loss` instead of `step`"
     if workload.step is not None:
-        raise WorkloadError("--tta mirror was given, but the workload defines `step`, which returns no output.", hint=hint)
+        reason = "the workload defines `step`, which returns no output"
+        raise WorkloadError(f"--tta mirror was given, but {reason}.", hint=hint)
     images = batch[0]
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         kind = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__

@@ -157,4 +157,3 @@ def _ranked(entries: Sequence[LeaderboardEntry]) -> list[LeaderboardEntry]:
         )
         for one in [*ranked, *others]
     ]
-

@@ -93,7 +93,7 @@ class EvaluationRows:
             epoch = short(event.step / self._epoch_steps, 3)
         rate = NOTHING if self._rate is None else short(self._rate, 3)
         end = (rate, seconds(self._before_s + event.time_s))
-        rows = [(epoch, ALL_RANKS, number(event.test.loss), percent(event.test.accuracy), *end)]
+        rows: list[tuple[str, ...]] = [(epoch, ALL_RANKS, number(event.test.loss), percent(event.test.accuracy), *end)]
         if event.step is not None and event.step == self._tested_step:  # With --eval-ranks, the last is there twice.
             rows = []
         self._tested_step = event.step
