@@ -54,7 +54,9 @@ def test_the_score_is_the_middle_run_and_the_rules_are_shown(raced: dict[str, An
 
 
 def test_a_finished_race_goes_on_with_more_runs_only(raced: dict[str, Any]) -> None:
-    done = paceline(*DIGITS, "--target", "0.97", "--runs", "3", "--out", str(raced["out"]), expect=RecordError.exit_code)
+    done = paceline(
+        *DIGITS, "--target", "0.97", "--runs", "3", "--out", str(raced["out"]), expect=RecordError.exit_code
+    )
     assert "larger --runs measures more" in done.stderr
 
 

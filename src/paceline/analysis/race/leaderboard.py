@@ -10,6 +10,7 @@ from paceline.analysis.race.race import Race, race
 from paceline.analysis.record_set import NOT_COMPARED, collect_records
 from paceline.config import RunConfig
 from paceline.errors import RecordError
+from paceline.formatting import format_cores
 from paceline.records.experiment.record import ExperimentRecord
 from paceline.records.find import find_experiments
 from paceline.records.provenance import Provenance
@@ -132,7 +133,7 @@ def _task(entry: LeaderboardEntry) -> RaceTask:
 
 def _hardware(record: ExperimentRecord) -> RaceHardware:
     topology, design = record.runs[0].run.topology, record.design
-    share = "" if design.host_cpus is None else f", {design.host_cpus:g} cores each"
+    share = "" if design.host_cpus is None else f", {format_cores(design.host_cpus)} each"
     return RaceHardware(
         device=topology.device,
         cpu=record.provenance.cpu or "",
