@@ -13,13 +13,14 @@ from typer.main import get_command
 
 import paceline
 from paceline.cli.main import app, run
-from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RaceConfig, RunConfig, ScaleConfig
 from paceline.config.emulation import EmulationInfo
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
 from paceline.experiments.batch_sizes.points import choose_batch_shapes, make_batch_points
 from paceline.experiments.candidates import make_candidates
 from paceline.experiments.names import check_names
+from paceline.experiments.race import make_candidate, run_config
 from paceline.experiments.scaling.points import make_points
 from paceline.experiments.scaling.shapes import choose_shapes
 from paceline.launch.launcher_process import LauncherProcess, Shape
@@ -29,7 +30,7 @@ from training.checkpoints.storage.states import info
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig)
+KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig, RaceConfig)
 PLACES = {"ADDRESS:PORT": "198.18.0.1:29500", "R": "1", "FILE": "settings.toml"}
 """What stands for something else in a command."""
 EMULATED = EmulationInfo(spec="4", host=0, hosts=4, master="198.18.0.1:29500")
@@ -71,6 +72,14 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         make_batch_points(config, batch, shapes)
         raise KeyboardInterrupt
 
+    def enter_race(config: RunConfig, launch: LaunchConfig, race: RaceConfig, *_: Any) -> None:
+        make_candidate(run_config(config, race), Shape(launch.hosts, launch.local_ranks(default=2)))
+        raise KeyboardInterrupt
+
+    def read(folder: Path) -> None:
+        assert folder
+        raise KeyboardInterrupt
+
     def find(folders: list[Path]) -> None:
         assert folders
         raise KeyboardInterrupt
@@ -85,6 +94,8 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
     monkeypatch.setattr("paceline.experiments.scale.scale", climb)
     monkeypatch.setattr("paceline.experiments.batch.batch", vary)
+    monkeypatch.setattr("paceline.experiments.race.race", enter_race)
+    monkeypatch.setattr("paceline.analysis.race.leaderboard.read_leaderboard", read)
     monkeypatch.setattr("paceline.records.find.find_records", find)
     monkeypatch.setattr("paceline.cli.submit.submit_job", lambda *_: 1)
     if "--emulate" in command:  # As on a host that was made for it.
@@ -124,7 +135,7 @@ def test_options_named_in_the_text_exist() -> None:
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
     known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node", "--logdir"}
     known |= {"--list", "--only", "--write", "--faults"}  # Of benchmarks.
-    for name in ("submit", "train"):
+    for name in ("submit", "train", "race"):
         known |= {option for parameter in get_command(app).commands[name].params for option in parameter.opts}  # type: ignore[attr-defined]
     known |= {
         "--job",

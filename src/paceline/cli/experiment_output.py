@@ -43,17 +43,22 @@ class ExperimentOutput:
 
 
 def analyse_records(records: Sequence[Record], read_warnings: Sequence[str] = ()) -> ExperimentOutput:
-    """Analyse an experiment over ranks or batch sizes as such, and all other records as one comparison.
+    """Analyse an experiment over ranks or batch sizes, and a race, as such, and all other records as one comparison.
 
     `read_warnings` has a sentence on each record that was left out, because it is damaged.
     """
     from paceline.analysis.record_set import collect_records
-    from paceline.records.schema import BATCH_KIND, SCALE_KIND
+    from paceline.records.schema import BATCH_KIND, RACE_KIND, SCALE_KIND
 
-    outputs = {SCALE_KIND: _scaling_output, BATCH_KIND: _batch_output}
-    names = {SCALE_KIND: "a scaling experiment", BATCH_KIND: "an experiment over batch sizes"}
+    outputs = {SCALE_KIND: _scaling_output, BATCH_KIND: _batch_output, RACE_KIND: _race_output}
+    names = {SCALE_KIND: "a scaling experiment", BATCH_KIND: "an experiment over batch sizes", RACE_KIND: "a race"}
     kind = next((kind for record in records if (kind := getattr(record, "kind", None)) in outputs), None)
     if kind is not None and len(records) > 1:
+        if all(getattr(record, "kind", None) == RACE_KIND for record in records):
+            raise UsageError(
+                f"there are {len(records)} races, and each has its own page.",
+                hint="`paceline race --leaderboard FOLDER` ranks them; for a page, give the folder of one race",
+            )
         raise UsageError(
             f"{names[kind]} cannot be compared with other records.",
             hint=f"give only the folder of one `paceline {kind}` experiment",
@@ -113,6 +118,24 @@ def _batch_output(record_set: RecordSet) -> ExperimentOutput:
         write_page=lambda path: write_batch_page(found, path),
         write_tables=lambda folder: write_batch_tables(found, folder),
         to_json=lambda: to_json(found),
+    )
+
+
+def _race_output(record_set: RecordSet) -> ExperimentOutput:
+    from paceline.analysis.race.race import race
+    from paceline.report.page.race import write_race_page
+    from paceline.report.tables.race import write_race_tables
+    from paceline.report.terminal.race import print_race, print_report, race_json
+
+    found = race(record_set)
+    return ExperimentOutput(
+        record_set,
+        found.comparison.rows,
+        print_tables=lambda console: print_race(found, console),
+        print_next_steps=print_report,
+        write_page=lambda path: write_race_page(found, path),
+        write_tables=lambda folder: write_race_tables(found, folder),
+        to_json=lambda: race_json(found),
     )
 
 

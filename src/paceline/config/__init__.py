@@ -9,6 +9,7 @@ from paceline.config.batch import BatchConfig
 from paceline.config.compare import CompareConfig
 from paceline.config.launch import LaunchConfig, launched
 from paceline.config.points import PointsConfig
+from paceline.config.race import RaceConfig
 from paceline.config.recipe import Precision, Recipe
 from paceline.config.run import (
     DEFAULT_STRATEGY,
@@ -48,6 +49,7 @@ __all__ = [
     "OnNan",
     "PointsConfig",
     "Precision",
+    "RaceConfig",
     "Recipe",
     "ReplicaGuardMode",
     "RunConfig",

@@ -21,6 +21,7 @@ OnNan = Literal["stop", "skip"]
 CheckpointMode = Literal["off", "sync", "async"]
 CudaGraphMode = Literal["auto", "on", "off"]
 OnCheckpointError = Literal["continue", "stop"]
+TestAugmentation = Literal["none", "mirror"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
@@ -32,6 +33,7 @@ CHANGES_NOTHING = "it changes nothing that is measured"
 SAFETENSORS_SUFFIX = ".safetensors"
 EPOCH = "epoch"
 """Value of `eval_every` for an evaluation after each epoch."""
+ACCURACY = Bound("more than 0, and 1 at most, as in 0.94 for 94%", lambda value: 0 < value <= 1)
 
 HANG_TIMEOUT_S = 60.0
 """Default of `hang_timeout`."""
@@ -173,13 +175,26 @@ class RunConfig:
     """Steps per window: the unit of timing, and of log lines with the global loss."""
     eval_ranks: bool = setting(False, in_next_command=False, unused_by=("scale", "doctor"))
     """Also test each rank's own replica, not only the synchronised weights."""
-    evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "doctor"))
+    evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "race", "doctor"))
     """Test the synchronised weights at the end of the run."""
     eval_every: str = setting(
         "", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, numbers=True, unused_by=("scale", "doctor")
     )
     """Also test the synchronised weights while training: after every N steps, or after every epoch (epoch). It changes
     neither the weights nor step times, since evaluations are between the timed windows."""
+    target: float | None = setting(
+        None,
+        bound=ACCURACY,
+        fixed="`paceline race` measures the time to a test accuracy",
+        compared=False,
+        in_next_command=False,
+        unused_by=("compare", "scale", "batch", "doctor"),
+    )
+    """Stop as soon as an evaluation reaches this test accuracy, as in 0.94, or at the length of the run if none does.
+    Without --eval-every, the weights are tested after every epoch."""
+    tta: TestAugmentation = setting("none", in_next_command=False, unused_by=("scale", "doctor"))
+    """Test-time augmentation: none, or mirror, which tests the mean of the model's outputs for an image and for its
+    mirror image; only for images. Training does not change."""
     checkpoint_every: str = setting("", compared=False, may_change=True, numbers=True, unused_by=("doctor",))
     """Write a checkpoint after every N steps (100), after so much training time (30s, 10m, 1h), or after every epoch
     (epoch), and at the end of the run."""
@@ -214,7 +229,7 @@ class RunConfig:
         compared=False,
         in_next_command=False,
         may_change=True,
-        unused_by=("compare", "scale", "batch", "doctor"),
+        unused_by=("compare", "scale", "batch", "race", "doctor"),
     )
     """File to write the final weights to, as in model.safetensors; it depends on the weights alone."""
     tensorboard: bool = setting(
@@ -313,9 +328,20 @@ class RunConfig:
         """Steps between two evaluations while training; None if they follow epochs, or if there are none."""
         return whole_number(self.eval_every)
 
+    @property
+    def evaluates_while_training(self) -> bool:
+        """Whether the weights are also tested before the end of the run."""
+        return bool(self.eval_every) or self.target is not None
+
+    def is_target(self, accuracy: float | None) -> bool:
+        """Return whether a test accuracy ends the run; None if it is not known."""
+        return self.target is not None and accuracy is not None and accuracy >= self.target
+
     def _check_evaluation(self) -> None:
-        if self.eval_ranks and not self.evaluate:
-            raise UsageError("--eval-ranks was given with --no-evaluate.", hint="leave one of the two out")
+        unused = {"--eval-ranks": self.eval_ranks, "--target": self.target, "--tta": self.tta != "none"}
+        option = next((name for name, value in unused.items() if value), None)
+        if option is not None and not self.evaluate:
+            raise UsageError(f"{option} was given with --no-evaluate.", hint="leave one of the two out")
         if not self.eval_every:
             return
         if self.eval_every != EPOCH and not (self.eval_steps or 0) > 0:

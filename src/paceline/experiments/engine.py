@@ -133,6 +133,10 @@ class Experiment(ABC):
     def enough(self, repeats: int) -> bool:
         """Show the results after a repeat; return whether no further repeat is needed."""
 
+    def leaves_out(self, error_kind: str) -> bool:  # noqa: ARG002
+        """Return whether a candidate is left out of later repeats after an error, named by its class."""
+        return True
+
     def to_prove(self) -> list[CandidateConfig]:
         """Return the candidates to prove: all but asynchronous ones, which have no common gradient per step."""
         return [one for one in self._still_in() if create(one.config.strategy).lockstep]
@@ -175,6 +179,8 @@ class Experiment(ABC):
         """Announce that the experiment goes on, and move aside what is incomplete."""
         self.events.write(ContinuedEvent(provenance=provenance(), kept=sorted(earlier.kept), retried=earlier.failed))
         for failure in earlier.diverged:
+            if not self.leaves_out(failure.kind):
+                continue
             self.failed_names.add(failure.candidate)
             self.first_error = self.first_error or DivergenceError(failure.message, hint=failure.hint)
         kept_of_diverged = [event for event in earlier.kept.values() if event.candidate in self.failed_names]
@@ -406,9 +412,10 @@ class Experiment(ABC):
 
     def _fail(self, candidate_config: CandidateConfig, stage: str, error: PacelineError) -> None:
         name = candidate_config.candidate.name
-        self.failed_names.add(name)
-        self.estimator.leave_out(name)
-        self.first_error = self.first_error or error
+        if self.leaves_out(type(error).__name__):
+            self.failed_names.add(name)
+            self.estimator.leave_out(name)
+            self.first_error = self.first_error or error
         self.events.write(
             FailureEvent(
                 candidate=name,

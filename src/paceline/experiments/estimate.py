@@ -91,7 +91,7 @@ class Trial:
 
     def evaluations_of(self, config: RunConfig, workers: int, steps: float) -> int:
         """Return the evaluations of a run of some steps: while training, and after the last step if none is then."""
-        if not config.eval_every:
+        if not config.evaluates_while_training:
             return 1
         every = config.eval_steps or self._epoch_steps(config, workers)
         return max(1, math.ceil(steps / every - 1e-9))  # The steps of a time may be 10.000000001.

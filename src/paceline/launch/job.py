@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ class Job:
     """Checkpoint, or folder whose newest valid one, the ranks go on from; empty for a run that starts."""
     command: str = ""
     """Command line of the user."""
+    launched_at_s: float = field(default_factory=time.time, compare=False)
+    """Unix time at which the job was made, right before its ranks are launched."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Unique per job, so that a host can detect whether it sees the same file as the leader."""
 
@@ -85,6 +88,7 @@ class Job:
             folder=run.next_attempt(),
             runs=((config, run),),
             resume=resume,
+            launched_at_s=time.time(),
             identity=uuid.uuid4().hex,
         )
 

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 if __name__ == "__main__":
     # Before numpy is imported, whose threads inherit this: a signal goes to any thread that does not block it.
@@ -146,11 +147,14 @@ def run_job(job: Job, progress: JobProgress) -> None:
     if world.rank == 0:
         job.folder.mark_ready()
     _enter_host_cgroup()
+    began_s = job.launched_at_s
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number
         ACTIVITY.reset("preparing the run")
-        resume = {"resume": Path(job.resume)} if job.resume else {}
-        task(config, world, folder, threads=job.threads, number=number, command=job.command, **resume)
+        more: dict[str, Any] = {"resume": Path(job.resume)} if job.resume else {}
+        more |= {"launched_at_s": began_s} if task is run else {}
+        task(config, world, folder, threads=job.threads, number=number, command=job.command, **more)
+        began_s = time.time()
     leave_world()
 
 

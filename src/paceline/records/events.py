@@ -34,6 +34,11 @@ class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="star
     steps_per_epoch: Count | None
     dropped: Count | None
     """Samples per epoch that are not trained, because the last batch has fewer samples than ranks."""
+    start_up_s: Seconds | None = None
+    """Seconds from the launch of the ranks, or from the end of the run before it in the same processes: starting
+    processes, importing torch, reading data, building and checking the model; None if it was not measured."""
+    compile_s: Seconds | None = None
+    """Seconds of `start_up_s` in which the model was compiled or its kernels were prepared; None if nothing was."""
     time_s: Seconds = 0.0
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from paceline.errors import RecordError
 from paceline.records.decoder import exists
 from paceline.records.examination import has_examination
-from paceline.records.experiment.design import is_experiment
+from paceline.records.experiment.design import is_experiment, read_description
 from paceline.records.experiment.record import ExperimentRecord, read_experiment
 from paceline.records.reader import RunRecord, read_usable_run
-from paceline.records.schema import RUN_FILE
+from paceline.records.schema import EXPERIMENT_FILE, RUN_FILE
 
 Record = ExperimentRecord | RunRecord
 
@@ -46,6 +46,21 @@ def find_records(folders: Sequence[Path]) -> tuple[list[Record], list[str]]:
         raise damaged[0]
     warnings = [f"{error.message} The report omits this record." for error in damaged]
     return list(found.values()), warnings
+
+
+def find_experiments(folder: Path, kind: str) -> tuple[list[ExperimentRecord], list[str]]:
+    """Return the experiments of one kind in a folder and all its subfolders, and a sentence on each damaged one."""
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is not a folder.", hint="name a folder that contains experiments, such as runs/")
+    found: list[ExperimentRecord] = []
+    warnings: list[str] = []
+    for file in sorted(folder.rglob(EXPERIMENT_FILE)):
+        try:
+            if read_description(file).kind == kind:
+                found.append(read_experiment(file.parent))
+        except RecordError as error:
+            warnings.append(f"{error.message} It is left out.")
+    return found, warnings
 
 
 def holds_examination(folder: Path) -> bool:

@@ -46,7 +46,7 @@ def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunCo
     with evaluation_mode(model, config, source.share.device):
         for micro_batches in source.epoch(None):
             for micro_batch in micro_batches:
-                outcome = workload.test_forward(model, source.fetch(micro_batch))
+                outcome = workload.test_forward(model, source.fetch(micro_batch), config.tta)
                 batch_correct = workload.count_correct(outcome)
                 loss += float(outcome.loss) * micro_batch.samples
                 correct += 0 if batch_correct is None else int(batch_correct)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +54,8 @@ class TrainingLoop:
     """Config that checkpoints keep: without the values of the recipe, so that a run that resumes may change them."""
     stop: StopRequest = NO_STOP
     """Request of the launcher to stop after a checkpoint."""
+    launched_at_s: float | None = None
+    """Unix time at which the ranks were launched, or at which the run before this one ended; None if unknown."""
 
     def __post_init__(self) -> None:
         self._start = START
@@ -117,10 +120,15 @@ class TrainingLoop:
         return {"scheduler": self.learning_rate.state(), "scaler": scaler}
 
     def train(self) -> None:
-        """Train for the configured epochs, steps or seconds."""
+        """Train for the configured epochs, steps or seconds, or until the target is reached."""
         total = self._total
         source = self.source
-        start = StartEvent(steps=total, steps_per_epoch=source.expected_steps, dropped=source.dropped)
+        start = StartEvent(
+            steps=total,
+            steps_per_epoch=source.expected_steps,
+            dropped=source.dropped,
+            start_up_s=None if self.launched_at_s is None else max(0.0, time.time() - self.launched_at_s),
+        )
         self.recording.write_event(start)
         _ = self.learning_rate  # Raises before the first step if the schedule needs a length that is unknown.
         if self.checkpointer is not None:
@@ -152,6 +160,10 @@ class TrainingLoop:
             self._epoch_began, resumes, skip = self.windows.trained.samples - skip, skip > 0, 0
             while not ended and step != end and not self.windows.time_is_up:
                 self._between_windows(step, epoch)
+                if self._is_target_reached:
+                    if step > before:
+                        self._report_epoch(epoch, step)
+                    return self._position(step, epoch)
                 window = self.windows.next_end(step) - step
                 count = window if end is None else min(window, end - step)
                 count = self.stops.limit_window(step, count)
@@ -177,6 +189,8 @@ class TrainingLoop:
 
     def _is_over(self, step: int, epochs: int, total: int | None) -> bool:
         """Whether the run ends after so many steps and whole epochs."""
+        if self._is_target_reached:
+            return True
         if total is not None:
             return step >= total or self.windows.time_is_up
         return self.windows.time_is_up or epochs >= self.config.most_epochs
@@ -188,6 +202,8 @@ class TrainingLoop:
         step = first
         while not self.windows.time_is_up and not self._ended_on_all_ranks(tickets):
             self._between_windows(step, epoch)
+            if self._is_target_reached:
+                break
             end = self.windows.next_end(step, total)
             end = step + self.stops.limit_window(step, end - step)
             self.windows.open()
@@ -259,6 +275,11 @@ class TrainingLoop:
         """Evaluate before the next window, if it is time to, after `step` steps and `epochs` whole epochs."""
         if self.evaluations is not None:
             self.evaluations.run_if_due(step, epochs)
+
+    @property
+    def _is_target_reached(self) -> bool:
+        """Whether an evaluation has reached the target of the run, which ends it; the same on all ranks."""
+        return self.evaluations is not None and self.evaluations.is_target_reached
 
     def _ended_on_all_ranks(self, tickets: Tickets) -> bool:
         """Whether every rank has trained all its data."""

@@ -42,12 +42,14 @@ def run(
     on_event: WriteEvent = discard_event,
     command: str | None = None,
     resume: Path | None = None,
+    launched_at_s: float | None = None,
 ) -> None:
     """Train, evaluate and write the record. Servers serve, and idle ranks wait, until the workers have finished.
 
     `number` is the index of the run in its job, `command` the command line of the user. `on_event` is called on every
     rank with each event that rank 0 writes to the record. `resume` is the folder, or the checkpoint, that the run goes
-    on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint.
+    on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint. `launched_at_s` is
+    the Unix time at which the ranks were launched, or at which the run before this one ended.
     """
     setup = set_up_rank(config, world, threads, timed=True)
     if setup is None:
@@ -58,7 +60,7 @@ def run(
         close_comm(setup.comm)
         return
     try:
-        _run_as_worker(setup, folder, on_event, command, resume)
+        _run_as_worker(setup, folder, on_event, command, resume, launched_at_s)
     except PreemptedError:
         if setup.comm.rank == 0:
             world.announce(f"run-{number}")  # Idle ranks end, too.
@@ -68,7 +70,12 @@ def run(
 
 
 def _run_as_worker(
-    setup: RankSetup, folder: RunFolder, on_event: WriteEvent, command: str | None, resume: Path | None
+    setup: RankSetup,
+    folder: RunFolder,
+    on_event: WriteEvent,
+    command: str | None,
+    resume: Path | None,
+    launched_at_s: float | None,
 ) -> None:
     config, workload, comm, model = setup.config, setup.workload, setup.comm, setup.model
     source = setup.source()
@@ -101,6 +108,7 @@ def _run_as_worker(
             folder.path,
             setup.given,
             StopRequest(setup.world.store),
+            launched_at_s,
         )
         if point is not None:
             if config.deterministic and point.info is not None and setup.strategy.lockstep:

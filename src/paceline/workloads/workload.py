@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.config.recipe import Recipe
+from paceline.config.run import TestAugmentation
 from paceline.errors import WorkloadError
 from paceline.formatting import join_names
 from paceline.workloads.data.images import ImageSet
@@ -75,9 +76,18 @@ class Workload:
         """Run one forward pass and compute the loss to train with."""
         return self._forward(model, batch, self.label_smoothing)
 
-    def test_forward(self, model: nn.Module, batch: Any) -> ForwardResult:
-        """Run one forward pass and compute the loss to report: without label smoothing."""
-        return self._forward(model, batch, 0.0)
+    def test_forward(self, model: nn.Module, batch: Any, tta: TestAugmentation = "none") -> ForwardResult:
+        """Run one forward pass and compute the loss to report: without label smoothing.
+
+        With `mirror`, the output is the mean of those for the images and for their mirror images.
+        """
+        if tta == "none":
+            return self._forward(model, batch, 0.0)
+        images = _images_of(self, batch)
+        assert self.loss is not None, "a workload with `step` is refused"
+        target = batch[1]
+        output = (model(images) + model(images.flip(-1))) / 2
+        return ForwardResult(self.loss(output, target), output, target)
 
     def _forward(self, model: nn.Module, batch: Any, label_smoothing: float) -> ForwardResult:
         if self.step is not None:
@@ -108,6 +118,19 @@ class ForwardResult:
 def count_top1(logits: Tensor, target: Tensor) -> Tensor:
     """Return the number of samples whose highest logit is that of their class."""
     return (logits.argmax(dim=1) == target).sum()
+
+
+def _images_of(workload: Workload, batch: Any) -> Tensor:
+    """Return the images of a test batch, which can be mirrored; raise if there are none."""
+    hint = "leave --tta out: it needs images as a floating-point tensor [N, C, H, W], and `loss` instead of `step`"
+    if workload.step is not None:
+        reason = "the workload defines `step`, which returns no output"
+        raise WorkloadError(f"--tta mirror was given, but {reason}.", hint=hint)
+    images = batch[0]
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+        kind = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise WorkloadError(f"--tta mirror was given, but the test inputs are no images: {kind}.", hint=hint)
+    return images
 
 
 def _check_data(name: str, data: Any) -> None:

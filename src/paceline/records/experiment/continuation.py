@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RunConfig, ScaleConfig
+from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RaceConfig, RunConfig, ScaleConfig
 from paceline.config.fields import owners
 from paceline.config.recipe import is_recipe_file
 from paceline.config.setting import option_name, select
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = frozenset(select(RunConfig, lambda metadata: metadata.may_change))
 """Settings of runs that may have another value when an experiment goes on."""
-_OPTION_NAMES = {"emulated": "--emulate"}
-"""Options whose key in a design differs from the name of the setting."""
-_OWNERS = owners(RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig)
+_OWNERS = owners(RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig, RaceConfig)
 _NEW_FOLDER = "name another folder with --out"
 
 
@@ -128,7 +126,7 @@ def check_same(path: Path, old: ExperimentDescription, new: ExperimentDescriptio
             f"{path} already contains a record, measured with {join_names(origin)}.",
             hint=f"times of both cannot be compared: {_NEW_FOLDER}, or go on with the same machine and versions",
         )
-    settings = list(_other_settings(old, new))
+    settings = list(dict.fromkeys(_other_settings(old, new)))
     if settings:
         raise RecordError(
             f"{path} already contains a record with other settings: {'; '.join(settings)}.",
@@ -158,11 +156,11 @@ def _other_settings(old: ExperimentDescription, new: ExperimentDescription) -> I
     before, now = _settings(old), _settings(new)
     for name in [*before, *(name for name in now if name not in before)]:
         if before.get(name) != now.get(name):
-            yield _format_difference(name, before.get(name), now.get(name))
+            yield _format_difference(_format_name(name, old.design), before.get(name), now.get(name))
     for name, least in {"repeats": old.design.repeats, "max_repeats": most_repeats(old.design)}.items():
         value = new.design.repeats if name == "repeats" else most_repeats(new.design)
         if value < least:
-            yield f"{_format_name(name)} {least} (now {value}; it can only be raised)"
+            yield f"{_format_name(name, old.design)} {least} (now {value}; it can only be raised)"
     names = [{one.name for one in found.candidates} for found in (old, new)]
     for names_only, word in ((names[0] - names[1], "without"), (names[1] - names[0], "with")):
         if names_only:
@@ -184,14 +182,14 @@ def _format_difference(name: str, before: Any, now: Any) -> str:
     if isinstance(before, dict | list) or isinstance(now, dict | list):
         nested = any(isinstance(item, dict) for value in (before, now) for item in value or ())
         if nested:
-            return _format_name(name)
+            return name
         before, now = (" ".join(map(str, value or ())) or None for value in (before, now))
-    return f"{_format_name(name)} {_format_value(before)} (now {_format_value(now)})"
+    return f"{name} {_format_value(before)} (now {_format_value(now)})"
 
 
-def _format_name(name: str) -> str:
+def _format_name(name: str, design: Design) -> str:
     option = option_name(_OWNERS[name], name) if name in _OWNERS else name.replace("_", " ")
-    return _OPTION_NAMES.get(name, option)
+    return design.option_names.get(name, option)
 
 
 def _format_value(value: Any) -> str:
@@ -218,13 +216,15 @@ def continued_design(old: Design, new: Design) -> Design:
     return replace(old, repeats=new.repeats, max_repeats=new.max_repeats, interim_analyses=looks)
 
 
-def already_finished(path: Path, runs: int, failed: Sequence[str]) -> RecordError:
+def already_finished(path: Path, runs: int, failed: Sequence[str], design: Design) -> RecordError:
     """Return the error for a command whose experiment is complete."""
+    more = list(dict.fromkeys(_format_name(name, design) for name in ("repeats", "max_repeats")))
+    verb = "measure" if len(more) > 1 else "measures"
     again = f", and try {join_names(list(failed))} again" if failed else ""
     report = f"paceline report {shlex.quote(str(path))}"
     return RecordError(
         f"{path} contains this experiment already; it is finished, with {plural(runs, 'run')}.",
-        hint=f"`{report}` shows it; larger --repeats and --max-repeats measure more{again}; or {_NEW_FOLDER}",
+        hint=f"`{report}` shows it; larger {join_names(more)} {verb} more{again}; or {_NEW_FOLDER}",
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from paceline.errors import RecordError
 from paceline.records import schema
@@ -60,6 +61,8 @@ class Design(Struct, frozen=True, kw_only=True):
         {"repeats", "max_repeats", "interim_analyses", "reference", "target", "requested_threads"}
     )
     """Fields that may differ when an experiment goes on: more repeats, estimates, and what follows from the rest."""
+    option_names: ClassVar[Mapping[str, str]] = {"emulated": "--emulate"}
+    """Options whose name differs from that of the field."""
 
     ranks: PositiveCount
     """Largest world size."""
@@ -99,6 +102,26 @@ class CompareDesign(Design, frozen=True, kw_only=True):
     """Whether a launcher bound ranks to cores."""
     gpus: Count = 0
     """GPUs of this host that ranks may use; 0 on CPUs."""
+
+
+class RaceDesign(CompareDesign, frozen=True, kw_only=True):
+    """Design of a race: its rules."""
+
+    option_names: ClassVar[Mapping[str, str]] = {
+        **Design.option_names,
+        "repeats": "--runs",
+        "max_repeats": "--runs",
+        "target_accuracy": "--target",
+    }
+
+    target_accuracy: Annotated[float, Meta(gt=0, le=1)]
+    """Test accuracy that ends a run."""
+    eval_every: str
+    """Interval of evaluations: a number of steps, or `epoch`."""
+    tta: str
+    """Test-time augmentation: `none` or `mirror`."""
+    seed: Count
+    """Seed of the first run; the others have the following ones."""
 
 
 class ScaleShape(Struct, frozen=True, kw_only=True):
@@ -161,7 +184,7 @@ class ExperimentDescription(VersionedFile, frozen=True, kw_only=True):
     """Content of `experiment.json`."""
 
     kind: str
-    """`compare`, `scale` or `batch`."""
+    """`compare`, `scale`, `batch` or `race`."""
     candidates: list[Candidate]
     config: Settings
     """Settings that all runs share."""
@@ -189,10 +212,17 @@ class BatchDescription(ExperimentDescription, frozen=True, kw_only=True):
     design: BatchDesign
 
 
+class RaceDescription(ExperimentDescription, frozen=True, kw_only=True):
+    """Content of `experiment.json` of a race."""
+
+    design: RaceDesign
+
+
 DESCRIPTIONS: dict[str, type[ExperimentDescription]] = {
     schema.COMPARE_KIND: CompareDescription,
     schema.SCALE_KIND: ScaleDescription,
     schema.BATCH_KIND: BatchDescription,
+    schema.RACE_KIND: RaceDescription,
 }
 
 

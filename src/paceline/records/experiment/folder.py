@@ -131,7 +131,7 @@ def _continue(path: Path, new: ExperimentDescription) -> tuple[EarlierParts, Exp
     failed = [name for name in failures if name not in diverged]
     more_repeats = new.design.repeats > old.design.repeats or most_repeats(new.design) > most_repeats(old.design)
     if is_finished(events) and not more_repeats:
-        raise already_finished(path, len(kept), failed)
+        raise already_finished(path, len(kept), failed, old.design)
     finished = {event.candidate for folder, event in kept.items() if _is_finished_run(path / folder)}
     reproved = changed_code(old, new, finished)
     diverged -= reproved  # With other code, a candidate may train.

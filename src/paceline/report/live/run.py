@@ -25,6 +25,7 @@ from rich.progress import (
 from paceline.analysis.core_sharing import sharing_in_run, sharing_sentence
 from paceline.analysis.remaining_time import Part, RemainingTime, TimeEstimator
 from paceline.config.recipe import reached_share, warm_up_length
+from paceline.config.run import EPOCH
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.config.whole_number import whole_number
 from paceline.errors import RecordError
@@ -244,7 +245,8 @@ class LiveRun(FolderFollower):
             config = read_model(self.folder / RUN_FILE, RunDescription, "run").config
         except RecordError:
             return
-        self._seconds, self._eval_every = config.get("seconds"), str(config.get("eval_every") or "")
+        by_default = EPOCH if config.get("target") else ""
+        self._seconds, self._eval_every = config.get("seconds"), str(config.get("eval_every") or by_default)
 
     def _on_start(self, event: StartEvent) -> None:
         self._total, self._epoch_steps = event.steps, event.steps_per_epoch

@@ -10,6 +10,7 @@ from rich.table import Table
 from paceline.analysis.caveats import over_subscription
 from paceline.analysis.checkpoints import CheckpointCost, checkpoint_cost
 from paceline.analysis.divergence import divergence_cause, divergence_of, divergence_place
+from paceline.analysis.race.runs import race_run
 from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
 from paceline.analysis.steps.candidate_split import splits_of
@@ -36,6 +37,7 @@ from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.figure import Figure
 from paceline.report.figures.ranks import RANK_FIGURES
 from paceline.report.figures.steps import SHARE_FIGURES, SPLIT_FIGURES
+from paceline.report.race_verdict import format_accuracy, format_run
 from paceline.report.run_description import WARM_UP_COUNTS
 from paceline.report.tables.payload import payload_sentence
 from paceline.report.tables.profile import profile_sentences
@@ -127,6 +129,14 @@ def split_figures(width: int) -> list[Figure[SplitRow]]:
     return [*SHARE_FIGURES, *[figure for figure in SPLIT_FIGURES if figure.format is not TIMES]]
 
 
+def _target_sentence(record: RunRecord) -> str:
+    """Return whether the run reached its target accuracy, and when."""
+    target = record.config["target"]
+    run = race_run(record, 1, target)
+    found = format_run(run, target)
+    return f"target: {found}" if run.outcome == "reached" else f"target of {format_accuracy(target)} {found}"
+
+
 def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
     """Yield the results that are not in the tables."""
     test = summary.test
@@ -136,6 +146,8 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         yield f"test loss {number(test.loss)}{accuracy}: evaluated {test.samples}{available} unique samples"
         if test.loss is None and test.samples:
             yield "the test loss is not finite: the test data or the model's outputs contain NaN or infinity"
+    if record.config.get("target") and test:
+        yield _target_sentence(record)
     if summary.best and summary.best.step < summary.steps:
         yield best_sentence(summary.best)
     for rank, replica in enumerate(summary.test_by_rank):

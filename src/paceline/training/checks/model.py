@@ -111,7 +111,7 @@ def _check_test(model: nn.Module, workload: Workload, test: Source, config: RunC
     if batch is None:
         return
     with _blaming_the_model("on the test data", config, batch), evaluation_mode(model, config, test.share.device):
-        outcome = workload.forward(model, batch)
+        outcome = workload.test_forward(model, batch, config.tta)
         _check_outcome(workload, outcome)
     _check_labels("test", workload, outcome, test)
 

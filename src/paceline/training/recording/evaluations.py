@@ -32,10 +32,16 @@ class HeldOut:
 
 def make_held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOut | None:
     """Return the test data, None if nothing is tested. Call it before training, so that errors in it show early."""
-    if workload.test is None and config.eval_every:
+    option = f"--eval-every {config.eval_every}" if config.eval_every else f"--target {config.target}"
+    if workload.test is None and config.evaluates_while_training:
         raise WorkloadError(
-            f"--eval-every {config.eval_every} was given, but the workload has no test data.",
-            hint="give the workload test data, or leave --eval-every out",
+            f"{option} was given, but the workload has no test data.",
+            hint=f"give the workload test data, or leave {option.partition(' ')[0]} out",
+        )
+    if config.target is not None and workload.correct is None:
+        raise WorkloadError(
+            f"--target {config.target} is an accuracy, but the workload does not count correct predictions.",
+            hint="let make_workload return Workload(correct=…), or leave --target out",
         )
     if workload.test is None or not config.evaluate:
         return None
@@ -46,10 +52,8 @@ def make_held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOu
     found = HeldOut(
         *[make_source(workload.test, s, batch=each * s.workers, seed=config.seed, train=False) for s in (shared, alone)]
     )
-    if config.eval_every and found.shared.runs_once:
-        raise WorkloadError(
-            f"--eval-every {config.eval_every} needs test data that can be read several times.", hint=ONE_SHOT_HINT
-        )
+    if config.evaluates_while_training and found.shared.runs_once:
+        raise WorkloadError(f"{option} needs test data that can be read several times.", hint=ONE_SHOT_HINT)
     return found
 
 
@@ -76,6 +80,11 @@ class Evaluations:
         """Go on after the evaluations of a run that resumes."""
         self.best, self.last_step, self.epochs = best, last_step, epochs
 
+    @property
+    def is_target_reached(self) -> bool:
+        """Whether the best accuracy so far is the target of the run, or above it; the same on all ranks."""
+        return self.best is not None and self._config.is_target(self.best.accuracy)
+
     def run_if_due(self, step: int, epochs: int) -> None:
         """Evaluate between two windows, after `step` steps and `epochs` whole epochs, if `--eval-every` asks for it."""
         if not self._is_due(step, epochs) or self._recording.windows.is_profiling:
@@ -101,7 +110,7 @@ class Evaluations:
     def _is_due(self, step: int, epochs: int) -> bool:
         every = self._config.eval_steps
         if every is None:
-            return bool(self._config.eval_every) and epochs > self.epochs
+            return self._config.evaluates_while_training and epochs > self.epochs
         return step // every > (self.last_step or 0) // every
 
     def _evaluate(self, step: int) -> EvaluationEvent:

@@ -1,0 +1,148 @@
+"""Sentences on a race and on a leaderboard: the score, the rules under which it was measured, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from paceline.analysis.race.leaderboard import Leaderboard, LeaderboardEntry, RaceHardware, RaceTask
+from paceline.analysis.race.race import Race
+from paceline.analysis.race.runs import RaceRun
+from paceline.analysis.race.scores import LEAST_RUNS
+from paceline.config.run import EPOCH
+from paceline.formatting import plural, seconds, short
+from paceline.records.experiment.design import RaceDesign
+
+
+class Rule(NamedTuple):
+    """One rule of a race."""
+
+    name: str
+    text: str
+
+
+def format_accuracy(share: float) -> str:
+    """Format a target accuracy without trailing zeros, as in 94% or 99.25%."""
+    return f"{short(100 * share)}%"
+
+
+def race_rules(design: RaceDesign) -> list[Rule]:
+    """Return the rules of a race, as the terminal, the page and JSON show them."""
+    interval = "epoch" if design.eval_every == EPOCH else plural(int(design.eval_every), "step")
+    seeds = f"{design.seed} to {design.seed + design.repeats - 1}" if design.repeats > 1 else str(design.seed)
+    mirror = "the mean of the outputs for an image and for its mirror image is tested"
+    return [
+        Rule("target", f"{format_accuracy(design.target_accuracy)} test accuracy"),
+        Rule(
+            "training time",
+            "from the first step to the end of the step whose evaluation reached the target; evaluations are left out",
+        ),
+        Rule(
+            "total time",
+            "from the launch of the ranks to the end of that evaluation: with start-up, compiling and evaluations",
+        ),
+        Rule("compiling", "not in the training time; shown beside it where the model is compiled"),
+        Rule("evaluation", f"after every {interval}, of the synchronised weights on all test data"),
+        Rule("test-time augmentation", "none" if design.tta == "none" else f"{design.tta}: {mirror}"),
+        Rule("runs", f"{design.repeats}, seeds {seeds}; a run that ends without reaching the target is a miss"),
+        Rule(
+            "score",
+            f"mean without the fastest and the slowest run, from {LEAST_RUNS} runs on; a miss counts as slowest, and "
+            "two misses give no score",
+        ),
+    ]
+
+
+def headline(race: Race) -> str:
+    """Return the result of a race in one sentence."""
+    target, counted = format_accuracy(race.design.target_accuracy), race.counted
+    if not counted:
+        return "No run has ended yet."
+    if race.score_s is None:
+        return f"No score: {race.misses} of {plural(len(counted), 'run')} missed the target of {target}."
+    total = "" if race.total_score_s is None else f", {seconds(race.total_score_s)} in total"
+    how = _how(len(counted), race.misses)
+    return f"{target} in {seconds(race.score_s)} of training{total}: {how}."
+
+
+def _how(runs: int, misses: int) -> str:
+    """Describe the runs that a score is the mean of."""
+    if runs < LEAST_RUNS:
+        mean = "one run" if runs == 1 else f"the mean of {runs} runs"
+        return f"{mean}, none left out, since there are fewer than {LEAST_RUNS}"
+    missed = ", which missed the target" if misses else ""
+    rest = "the one other run" if runs == LEAST_RUNS else f"the mean of the other {runs - 2} runs"
+    return f"{rest}, without the fastest and the slowest{missed}"
+
+
+def sentences(race: Race) -> Iterator[str]:
+    """Yield the sentences on a race, the result first."""
+    yield headline(race)
+    if race.with_compile_score_s is not None:
+        yield f"With compiling, the training time is {seconds(race.with_compile_score_s)}."
+    if race.score_s is not None and race.misses:
+        yield f"{race.misses} of {plural(len(race.counted), 'run')} missed the target, and counts as the slowest."
+    if race.counted and not race.is_complete:
+        done = f"{len(race.counted)} of {plural(race.planned, 'run')}"
+        yield f"The race is not complete: {done} have ended. It has no place on a leaderboard yet."
+
+
+def format_outcome(run: RaceRun) -> str:
+    """Format the end of a run for a table."""
+    return {"reached": "", "missed": "missed", "diverged": "missed: diverged", "unfinished": "unfinished"}[run.outcome]
+
+
+def format_run(run: RaceRun, target: float) -> str:
+    """Describe the result of one run in a line."""
+    if run.outcome != "reached" or run.train_s is None:
+        best = "" if run.accuracy is None else f", best accuracy {format_accuracy(round(run.accuracy, 4))}"
+        return f"{format_outcome(run)}{best}"
+    total = "" if run.total_s is None else f", {seconds(run.total_s)} in total"
+    return f"{format_accuracy(target)} in {seconds(run.train_s)} of training{total}"
+
+
+def format_task(task: RaceTask) -> str:
+    """Describe the task of a group of races."""
+    data = f" on {task.data}" if task.data else ""
+    tta = "" if task.tta == "none" else f", test-time augmentation {task.tta}"
+    return f"{task.workload}{data} to {format_accuracy(task.target)}{tta}"
+
+
+def format_hardware(hardware: RaceHardware) -> str:
+    """Describe the hardware of a group of races."""
+    cpu = hardware.cpu or "unknown processor"
+    cores = f", {plural(hardware.cores, 'core')}" if hardware.cores else ""
+    machine = f"{cpu}{cores}" if hardware.device == "cpu" else f"{hardware.device} ({cpu}{cores})"
+    hosts = f" on {plural(hardware.hosts, 'host')}" if hardware.hosts > 1 else ""
+    emulated = f", emulated as {hardware.emulated}" if hardware.emulated else ""
+    return f"{machine}, {plural(hardware.ranks, 'rank')}{hosts}{emulated}"
+
+
+def leaderboard_sentences(found: Leaderboard) -> list[str]:
+    """Return the sentences on what a leaderboard compares."""
+    if len(found.groups) == 1:
+        return ["All races have the same task and the same hardware."]
+    hardware = {group.hardware for group in found.groups}
+    return [
+        f"{len(found.groups)} groups: places count only among races of the same task on the same hardware.",
+        *(["Times of different hardware are not compared."] if len(hardware) > 1 else []),
+    ]
+
+
+def format_remark(entry: LeaderboardEntry) -> str:
+    """Say why a race has no place; empty for one that has."""
+    race = entry.race
+    if not race.is_complete:
+        return f"unfinished: {len(race.counted)} of {plural(race.planned, 'run')}"
+    return "" if race.score_s is not None else f"no score: {race.misses} of {len(race.counted)} missed"
+
+
+def format_settings(differing: dict[str, Any] | None, most: Sequence[str] = ()) -> str:
+    """Format the settings that distinguish a race from the others of its group, without those in `most`."""
+    return " ".join(f"{name}={_value(value)}" for name, value in (differing or {}).items() if name not in most)
+
+
+def _value(value: Any) -> str:
+    if value is None or value == "":
+        return "default"
+    return str(value).lower() if isinstance(value, bool) else short(value) if isinstance(value, float) else str(value)
