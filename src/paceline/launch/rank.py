@@ -149,8 +149,10 @@ def run_job(job: Job, progress: JobProgress) -> None:
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number
         ACTIVITY.reset("preparing the run")
-        resume = {"resume": Path(job.resume)} if job.resume else {}
-        task(config, world, folder, threads=job.threads, number=number, command=job.command, **resume)
+        paths = {"resume": Path(job.resume)} if job.resume else {}
+        if job.precision_file and job.task != "prove":
+            paths["precision_file"] = Path(job.precision_file)
+        task(config, world, folder, threads=job.threads, number=number, command=job.command, **paths)
     leave_world()
 
 

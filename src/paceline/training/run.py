@@ -42,14 +42,16 @@ def run(
     on_event: WriteEvent = discard_event,
     command: str | None = None,
     resume: Path | None = None,
+    precision_file: Path | None = None,
 ) -> None:
     """Train, evaluate and write the record. Servers serve, and idle ranks wait, until the workers have finished.
 
     `number` is the index of the run in its job, `command` the command line of the user. `on_event` is called on every
     rank with each event that rank 0 writes to the record. `resume` is the folder, or the checkpoint, that the run goes
-    on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint.
+    on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint. `precision_file`
+    has the choices of `--precision auto`.
     """
-    setup = set_up_rank(config, world, threads, timed=True)
+    setup = set_up_rank(config, world, threads, timed=True, precision_file=precision_file)
     if setup is None:
         world.wait_for(f"run-{number}")
         return
@@ -185,5 +187,6 @@ def _topology(setup: RankSetup, batch: int | None, flop_per_sample: float | None
             scale_lr=recipe.scale_lr,
         ),
         precision=config.precision,
+        precision_choice=setup.precision_choice,
         user_optimizer=workload.optimizer is not None,
     )
