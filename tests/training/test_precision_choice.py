@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from paceline.analysis.steps.timing import losses_of
@@ -21,7 +22,7 @@ from paceline.records import RunFolder, read_run
 from paceline.records.precision import PrecisionChoice
 from paceline.records.precision_file import add_choice, read_choices
 from paceline.training import precision_choice
-from paceline.training.precision_choice import Measured, loss_difference
+from paceline.training.precision_choice import Passes, loss_difference
 from paceline.training.run import run
 from paceline.workloads.workload import Workload
 from ranks import Pool
@@ -76,9 +77,10 @@ def train(
     own.write_text(f"processor\t: 0\nflags\t\t: fpu {flags if comm.rank else 'avx512_bf16'}\n")
     config = RunConfig(**{"batch": 16, "steps": 3, "events": False, "evaluate": False, "device": "cpu"} | settings)
     times = {"cpu_s": forced[comm.rank : comm.rank + 2]} if forced else {}
+    measure = Passes.run
     with (
         patch.object(bf16_instructions, "CPU_INFO", own),
-        patch.object(precision_choice, "Measured", lambda **values: Measured(**values | times)),
+        patch.object(Passes, "run", lambda *args, **options: replace(measure(*args, **options), **times)),
     ):
         run(config, world, RunFolder(Path(folder)), threads=1, precision_file=Path(folder) / "precision.json")
 
