@@ -105,7 +105,8 @@ def test_the_faster_format_trains_as_if_it_had_been_given(pool: Pool, tmp_path: 
     chosen = trained(pool, tmp_path / "chosen", name, fast, precision="auto")
     given = trained(pool, tmp_path / "given", name, precision="bf16", channels_last=layout)
     choice = choice_of(chosen)
-    assert (choice.precision, choice.channels_last, choice.reason) == ("bf16", layout, "faster")
+    assert not choice.error, choice.error
+    assert (choice.precision, choice.channels_last, choice.reason, choice.error) == ("bf16", layout, "faster", "")
     assert choice.speedup == pytest.approx(3.0 / 2.0)  # The slowest rank's times: 3 and 2 in fp32, 2 and 1 in bf16.
     assert given.topology.precision_choice is None
     assert losses_of(chosen) == losses_of(given)

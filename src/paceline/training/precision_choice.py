@@ -207,7 +207,7 @@ class Passes:
         cpu_s, wall_s = time.process_time() - began_cpu_s, time.perf_counter() - began_s
         norms = torch._foreach_norm([p.grad for p in model.parameters() if p.grad is not None])
         finite = all(bool(torch.isfinite(value)) for value in [loss.detach(), *norms])
-        return cpu_s, wall_s, float(loss) if finite else None
+        return cpu_s, wall_s, loss.item() if finite else None
 
     def _swap(self, layout: Sequence[tuple[Tensor, Tensor]]) -> None:
         for tensor, data in layout:
