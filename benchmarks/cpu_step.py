@@ -1,7 +1,7 @@
 """Measure the step rate on a CPU as a share of the rate of matrix products, in fp32 and in bf16 with channels-last.
 
 One process trains on one thread. In each round it measures matrix products of 1024 × 1024, a block of steps of
-Paceline's loop and a block of a hand-written loop, both on the same batches' size, in both number formats. The FLOP of a
+Paceline's loop and a block of a hand-written loop, at the same batch size, in both number formats. The FLOP of a
 step are those that Paceline counts (forward × 3). The share is their rate ÷ that of the products of the same round and
 number format. A ratio compares blocks of the same round.
 
@@ -86,7 +86,7 @@ class HandWritten:
 
     def __init__(self, setup: RankSetup) -> None:
         layout = torch.channels_last if setup.config.channels_last else torch.contiguous_format
-        workload = load_workload(setup.config)
+        workload = load_workload(setup.given)
         self._model = workload.model.to(memory_format=layout).train()  # type: ignore[call-overload]
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self._precision = setup.config.precision
