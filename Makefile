@@ -45,6 +45,7 @@ $(VENV)/.bench: $(STAMP)
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/measuring_cost.py
+	$(BIN)/python benchmarks/cpu_step.py
 	$(BIN)/python benchmarks/all_reduces.py
 	$(BIN)/python benchmarks/strategies.py
 

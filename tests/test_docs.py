@@ -153,6 +153,8 @@ def test_options_named_in_the_text_exist() -> None:
         "--gpus-per-task",
         "--export",
         "--rdzv-backend",
+        "--cpu-bind",
+        "--numa-binding",
     }  # Slurm's and torchrun's own.
     named = {option for page in PAGES for option in re.findall(r"--[a-z][a-z-]+", page.read_text())}
     assert named - known == set()

@@ -389,3 +389,26 @@ def test_an_imprecise_measuring_cost(low: float, high: float, level: str) -> Non
     (found,) = [finding for finding in findings(cost(low, high)) if finding.topic == "measuring"]
     assert found.level == level
     assert "The interval is wide" in found.message
+
+
+@pytest.mark.parametrize(
+    ("rates", "precision", "is_chosen", "level"),
+    [
+        ([2e11, 3e11], "fp32", False, "note"),
+        ([2e11, 3e11], "fp32", True, "ok"),
+        ([2e11, 3e11], "bf16", False, "ok"),
+        ([2e11, 1.1e11], "fp32", False, "ok"),
+        ([2e11, None], "fp32", False, "ok"),
+    ],
+)
+def test_bf16_is_offered_where_every_rank_is_faster_in_it(
+    rates: list[float | None], precision: str, is_chosen: bool, level: str
+) -> None:
+    ranks = [
+        rank_info(number, has_bf16=rate is not None, fp32_flop_per_s=1e11, bf16_flop_per_s=rate)
+        for number, rate in enumerate(rates)
+    ]
+    needs = replace(NEEDS, precision=precision, is_precision_chosen=is_chosen)
+    (found,) = [one for one in findings(examination(*ranks, workload=needs)) if one.topic == "precision"]
+    assert (found.level, "--precision auto" in found.fix) == (level, level == "note")
+    assert ("2.00×" in found.message) == (rates == [2e11, 3e11])

@@ -9,6 +9,7 @@ from paceline.analysis.core_sharing import sharing_advice, sharing_in_run, shari
 from paceline.analysis.divergence import diverged_runs, divergence_cause
 from paceline.analysis.exclusions import DRIFT, largest_drift
 from paceline.analysis.other_load import OtherLoad, other_load
+from paceline.analysis.precision import choice_sentence
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.replicas import difference_sentence
 from paceline.analysis.scaling.machines import planned_oversubscription
@@ -63,6 +64,7 @@ def caveats(
         found = next(filter(None, (over_subscription(entry.run) for entry in record_set.runs)), "")
         planned = next(filter(None, map(planned_oversubscription, record_set.designs)), "")
         yield from filter(None, [found or sharing_sentence(planned)])
+    yield from _chosen_precisions(record_set)
     yield from _slowed(record_set)
     yield from _resumed(record_set)
     yield from _without_graphs(record_set)
@@ -107,6 +109,12 @@ def _different_devices(record_set: RecordSet) -> Iterator[str]:
                 f"{candidate.name}: its runs were trained on different devices: {', '.join(sorted(devices))}. Their "
                 "times are not comparable; run all repeats on one device."
             )
+
+
+def _chosen_precisions(record_set: RecordSet) -> Iterator[str]:
+    """Yield a sentence on each choice of `--precision auto`."""
+    chosen = [entry.run.topology.precision_choice for entry in record_set.runs]
+    yield from dict.fromkeys(f"{choice_sentence(choice)}." for choice in chosen if choice is not None)
 
 
 def _different_by_design(record_set: RecordSet) -> Iterator[str]:

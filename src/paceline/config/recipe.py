@@ -15,7 +15,9 @@ from paceline.errors import UsageError
 OptimizerName = Literal["sgd", "adamw", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "cosine", "triangular"]
 ScaleRule = Literal["linear", "sqrt", "none"]
-Precision = Literal["fp32", "bf16", "fp16", "fp64"]
+Precision = Literal["fp32", "bf16", "fp16", "fp64", "auto"]
+AUTO_PRECISION: Precision = "auto"
+"""Precision that a run chooses between fp32 and bf16 before it trains."""
 SHARE = Bound("0 or more, and less than 1", lambda value: 0 <= value < 1)
 FILE_SUFFIX = ".toml"
 MOMENTUM_OPTIMIZERS: tuple[OptimizerName, ...] = ("sgd", "lars", "muon")
@@ -56,7 +58,7 @@ class Recipe:
     zero_gamma: bool = False
     """Set the weight of the last BatchNorm of each residual block to 0 at the start."""
     precision: Precision = "fp32"
-    """Number format."""
+    """Number format; auto chooses between fp32 and bf16."""
 
     def __post_init__(self) -> None:
         check_values(self)

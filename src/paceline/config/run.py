@@ -136,7 +136,8 @@ class RunConfig:
     """BatchNorm: broadcast rank 0's buffers before each step, keep buffers local, or sync statistics over all ranks."""
     precision: Precision | None = None
     """Number format: fp32, bf16 or fp16 (autocast; weights and gradients stay float32; fp16 scales the loss, and is
-    slow on most CPUs), or fp64 (for parity proofs) [default: the recipe's, usually fp32]."""
+    slow on most CPUs), fp64 (for parity proofs), or auto: bf16 with --channels-last if a few passes of this model are
+    faster in it and give the same loss, else fp32 [default: the recipe's, usually fp32]."""
     channels_last: bool = False
     """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
     device: Device = "auto"

@@ -45,11 +45,13 @@ def examine_run(
     threads: int | None,
     number: int = 0,
     command: str | None = None,
+    precision_file: Path | None = None,
     with_workload: bool = True,
 ) -> None:
     """Examine machines, link and workload, and write the result to rank 0's disk.
 
-    The result is written before the workload runs, so that it is kept if the workload fails.
+    The result is written before the workload runs, so that it is kept if the workload fails. `precision_file` has the
+    choices of `--precision auto`.
     """
     began = time.perf_counter()
     progress = ExaminationProgress(folder, world.rank)
@@ -57,12 +59,15 @@ def examine_run(
     if with_workload:
         progress.enter("workload")
         short = examined_config(config)
-        needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command)
+        needs = _try_workload(short, world, folder.path / WORKLOAD_FOLDER, threads, number, command, precision_file)
         examination = replace(examination, workload=needs)
         if world.rank == 0:
             write_examination(folder.path, examination)
         progress.enter("cost")
-        examination = replace(examination, measuring_cost=measure_cost(short, world, threads=threads, number=number))
+        examination = replace(
+            examination,
+            measuring_cost=measure_cost(short, world, threads=threads, number=number, precision_file=precision_file),
+        )
     if world.rank == 0:
         write_examination(folder.path, replace(examination, measured_s=time.perf_counter() - began))
         folder.mark_finished()
@@ -168,11 +173,25 @@ def subgroups_to_measure(hosts: Sequence[int]) -> list[list[int]]:
 
 
 def _try_workload(
-    config: RunConfig, world: World, folder: Path, threads: int | None, number: int, command: str | None
+    config: RunConfig,
+    world: World,
+    folder: Path,
+    threads: int | None,
+    number: int,
+    command: str | None,
+    precision_file: Path | None,
 ) -> WorkloadNeeds | None:
     """Train a few steps as a separate run; return the resources that it needed on rank 0, None elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
-    run(config, world, RunFolder(folder), threads=threads, number=number, command=command)
+    run(
+        config,
+        world,
+        RunFolder(folder),
+        threads=threads,
+        number=number,
+        command=command,
+        precision_file=precision_file,
+    )
     if world.rank != 0:
         return None
     record = read_run(folder)
@@ -195,4 +214,6 @@ def _try_workload(
         steps=record.summary.steps,
         step_s=max(times),
         peak_bytes=[peaks.get(rank) for rank in range(world.size)],
+        precision=topology.precision,
+        is_precision_chosen=topology.precision_choice is not None,
     )

@@ -47,7 +47,13 @@ of events in such long steps is too small to measure."""
 
 
 def measure_cost(
-    config: RunConfig, world: World, *, threads: int | None, number: int = 0, budget_s: float = BUDGET_S
+    config: RunConfig,
+    world: World,
+    *,
+    threads: int | None,
+    number: int = 0,
+    budget_s: float = BUDGET_S,
+    precision_file: Path | None = None,
 ) -> MeasuringCost | None:
     """Measure the cost of events; called on all ranks, after a run of the same workload.
 
@@ -59,7 +65,10 @@ def measure_cost(
     dist.all_reduce(has_memory, dist.ReduceOp.MIN)
     if not has_memory:
         return None
-    setups = [set_up_rank(replace(config, events=events), world, threads, timed=True) for events in (True, False)]
+    setups = [
+        set_up_rank(replace(config, events=events), world, threads, timed=True, precision_file=precision_file)
+        for events in (True, False)
+    ]
     done = f"cost-{number}"
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder, ExitStack() as stack:
         sides = [

@@ -15,15 +15,19 @@ from paceline.comm import Comm, World
 from paceline.comm.clocks import ReadClock, measure_offsets
 from paceline.comm.messages.json_messages import gather_typed
 from paceline.comm.network import address_of, addresses_of_name, listen
+from paceline.measure.bf16_instructions import has_bf16_instructions
 from paceline.measure.capacity import available_memory_bytes, free_disk_bytes, memory_limits
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.measure.cores import affine_cores, cgroup_quota, usable_cores
 from paceline.measure.host import boot_id, network_id
+from paceline.measure.matrix_product import FLOP, fastest_products_s
 from paceline.records import provenance
 from paceline.records.examination import RankInfo
 from paceline.training.placement import Placement
 
 IDLE_SAMPLE_S = 0.3
+PRODUCTS_S = 0.3
+"""Seconds in which matrix products are measured."""
 
 
 def gather_rank_info(
@@ -33,6 +37,8 @@ def gather_rank_info(
     own = own_rank_info(comm.rank, world, placement, folder)
     comm.control.barrier()  # All ranks are idle while each measures the load of other programs.
     own = msgspec.structs.replace(own, busy_cores=busy_cores())
+    comm.control.barrier()  # All ranks compute while each measures its products.
+    own = _with_products(own) if comm.device.type == "cpu" else own
     all_info = gather_typed(own, RankInfo, comm.control)
     networks = gather_typed(network_id(), str, comm.control)
     hosts = list(dict.fromkeys(networks))
@@ -42,6 +48,16 @@ def gather_rank_info(
         )
         for rank_info, network, offset in zip(all_info, networks, measure_offsets(comm, now), strict=True)
     ]
+
+
+def _with_products(own: RankInfo) -> RankInfo:
+    """Return the information with the speed of matrix products in fp32 and, where there are instructions, in bf16."""
+    has_bf16 = has_bf16_instructions()
+    dtypes = [torch.float32, torch.bfloat16] if has_bf16 else [torch.float32]
+    rates = [FLOP / product_s for product_s in fastest_products_s(dtypes, PRODUCTS_S)]
+    return msgspec.structs.replace(
+        own, has_bf16=has_bf16, fp32_flop_per_s=rates[0], bf16_flop_per_s=rates[1] if has_bf16 else None
+    )
 
 
 def busy_cores() -> float:

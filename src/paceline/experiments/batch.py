@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paceline.config import BatchConfig, LaunchConfig, RunConfig
+from paceline.config.recipe import AUTO_PRECISION
 from paceline.errors import UsageError
 from paceline.experiments.batch_sizes.core_speed import measure_core_speed
 from paceline.experiments.batch_sizes.points import choose_batch_shapes, make_batch_points, without_too_large
@@ -16,6 +17,7 @@ from paceline.experiments.estimate import Trials, run_trials
 from paceline.experiments.points import PointGrid, measure_points
 from paceline.experiments.scaling.points import Points
 from paceline.launch.launcher_process import LauncherProcess, Notify, Shape
+from paceline.measure.bf16_instructions import has_bf16_instructions
 from paceline.records.experiment.design import BatchDesign
 from paceline.records.schema import BATCH_KIND
 from paceline.workloads.recipes import choose_recipe
@@ -55,13 +57,16 @@ class BatchGrid(PointGrid[BatchConfig]):
 
     def design(self, points: Points, trials: Trials, shared: dict[str, Any]) -> BatchDesign:
         trained_in = next((trial.precision for trial in trials.values()), None)  # Of a user's recipe, too.
-        core = None if shared["gpus"] else measure_core_speed(trained_in or choose_recipe(self.base).precision)
+        precision = trained_in or choose_recipe(self.base).precision
+        core = None if shared["gpus"] else measure_core_speed(precision)
+        may_be_bf16 = core is not None and precision == AUTO_PRECISION and has_bf16_instructions()
         return BatchDesign(
             **shared,
             sizes=list(self.config.batch_sizes),
             per_rank=self.config.per_rank,
             trains=self.trains,
             core_flop_per_s=None if core is None else core.flop_per_s,
+            core_bf16_flop_per_s=measure_core_speed("bf16").flop_per_s if may_be_bf16 else None,
             core_other_load=None if core is None else core.other_load,
             left_out=points.left_out,
             batch=None,

@@ -15,7 +15,7 @@ from paceline.launch.launcher_process import Notify
 from paceline.records import RunFolder
 from paceline.records.examination import Examination, find_examination, read_examination, write_examination
 from paceline.records.provenance import command_line
-from paceline.records.schema import DOCTOR_FILE
+from paceline.records.schema import DOCTOR_FILE, PRECISION_FILE
 
 if TYPE_CHECKING:
     from paceline.launch.launcher_process import Shape
@@ -39,7 +39,13 @@ def doctor(
 
 
 def examine(
-    config: RunConfig, leader: Leader, shape: Shape, folder: Path, *, with_workload: bool = True
+    config: RunConfig,
+    leader: Leader,
+    shape: Shape,
+    folder: Path,
+    *,
+    with_workload: bool = True,
+    precision_file: Path | None = None,
 ) -> Examination:
     """Start ranks that examine, and read what they wrote to the folder.
 
@@ -58,6 +64,7 @@ def examine(
         hang_timeout=config.hang_timeout,
         iface=leader.launch.iface,
         threads=leader.launch.threads,
+        precision_file=str(precision_file or folder / PRECISION_FILE),
         command=command_line(),
     )
     try:

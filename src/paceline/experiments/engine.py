@@ -45,7 +45,7 @@ from paceline.records.experiment.design import Design
 from paceline.records.experiment.folder import EarlierParts, ExperimentFolder
 from paceline.records.parity import Parity
 from paceline.records.provenance import command_line
-from paceline.records.schema import CHECKPOINTS_FOLDER, EVENTS_FILE, FINISHED_FILE, READY_FILE
+from paceline.records.schema import CHECKPOINTS_FOLDER, EVENTS_FILE, FINISHED_FILE, PRECISION_FILE, READY_FILE
 from paceline.strategies.registry import create
 
 Item = TypeVar("Item")
@@ -272,7 +272,14 @@ class Experiment(ABC):
                     "doctor", launch_part(examined.shape), [Part("examination")], lambda: _boundaries(folder, [folder])
                 ),
             ):
-                found = examine(examined.config, self.leader, examined.shape, folder, with_workload=not is_script)
+                found = examine(
+                    examined.config,
+                    self.leader,
+                    examined.shape,
+                    folder,
+                    with_workload=not is_script,
+                    precision_file=self.folder.path / PRECISION_FILE,
+                )
         except PacelineError as error:
             self.events.write(UnexaminedEvent(reason=error.message, hint=error.hint))
             self.display.unexamined(error.message)
@@ -393,6 +400,7 @@ class Experiment(ABC):
             hang_timeout=config.hang_timeout,
             iface=self.leader.launch.iface,
             threads=self.threads_of(runs[0]),
+            precision_file=str(self.folder.path / PRECISION_FILE),
             command=command_line(),
         )
         shape = self.target.shape_of(runs[0])

@@ -14,6 +14,7 @@ from paceline.launch.channel.messages import from_text, to_text
 from paceline.records import RunFolder
 from paceline.records.growing_file import full_disk_error
 from paceline.records.provenance import command_line
+from paceline.records.schema import PRECISION_FILE
 
 JOB_FILE = "job.json"
 
@@ -43,6 +44,8 @@ class Job:
     """Whether its ranks write a checkpoint and end when the launcher asks them to."""
     resume: str = ""
     """Checkpoint, or folder whose newest valid one, the ranks go on from; empty for a run that starts."""
+    precision_file: str = ""
+    """File with the choices of `--precision auto`, which rank 0 reads and writes; empty if each run chooses anew."""
     command: str = ""
     """Command line of the user."""
     launched_at_s: float = field(default_factory=time.time, compare=False)
@@ -71,14 +74,24 @@ class Job:
             stops_on_request=config.checkpoint_mode != "off",
             iface=iface,
             threads=threads,
+            precision_file=str(folder.path / PRECISION_FILE),
             command=command_line(),
         )
 
     def with_paths(self, replace_path: Callable[[Path], Path]) -> Job:
         """Return the same job with each path replaced by `replace_path(path)`."""
         runs = tuple((config, RunFolder(replace_path(folder.path))) for config, folder in self.runs)
-        resume, oracle = (str(replace_path(Path(text))) if text else "" for text in (self.resume, self.oracle))
-        return replace(self, folder=RunFolder(replace_path(self.folder.path)), runs=runs, resume=resume, oracle=oracle)
+        resume, oracle, precision_file = (
+            str(replace_path(Path(text))) if text else "" for text in (self.resume, self.oracle, self.precision_file)
+        )
+        return replace(
+            self,
+            folder=RunFolder(replace_path(self.folder.path)),
+            runs=runs,
+            resume=resume,
+            oracle=oracle,
+            precision_file=precision_file,
+        )
 
     def restarted(self, config: RunConfig, resume: str) -> Job:
         """Return the next attempt at this job of one run, with its own logs; it goes on from `resume`."""

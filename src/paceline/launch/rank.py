@@ -152,6 +152,8 @@ def run_job(job: Job, progress: JobProgress) -> None:
         progress.run = number
         ACTIVITY.reset("preparing the run")
         more: dict[str, Any] = {"resume": Path(job.resume)} if job.resume else {}
+        if job.precision_file and job.task != "prove":
+            more["precision_file"] = Path(job.precision_file)
         more |= {"launched_at_s": began_s} if task is run else {}
         task(config, world, folder, threads=job.threads, number=number, command=job.command, **more)
         began_s = time.time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from paceline.records.decoder import VersionedFile
+from paceline.records.precision import PrecisionChoice
 from paceline.records.provenance import Provenance
 from paceline.records.settings import Settings
 from paceline.records.value_types import Count, Positive, PositiveCount
@@ -84,7 +85,9 @@ class Topology(Struct, frozen=True, kw_only=True):
     lr: float | None
     """Peak learning rate, scaled to the batch; None if a script or the workload's own optimiser sets it."""
     precision: str | None = None
-    """Number format, as in `--precision`; None if a script sets it."""
+    """Number format that was used, as in `--precision`; None if a script sets it."""
+    precision_choice: PrecisionChoice | None = None
+    """Choice of `--precision auto`; None if the number format was given."""
     log_every: PositiveCount
     slow_rank: str = ""
     """Value of `--slow-rank`."""

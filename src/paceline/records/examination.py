@@ -72,6 +72,12 @@ class RankInfo(Struct, frozen=True, kw_only=True):
     """Folder of the records."""
     disk_free_bytes: Count
     versions: dict[str, str | None]
+    has_bf16: bool | None = None
+    """Whether the processor has instructions for bf16; None in records of older versions, and on a GPU."""
+    fp32_flop_per_s: Positive | None = None
+    """FLOP per second in a matrix product on the threads of the rank, while all ranks compute; None on a GPU."""
+    bf16_flop_per_s: Positive | None = None
+    """The same in bf16; None without instructions for it."""
     clock_offset_s: float
     """Time of day on its clock minus that of rank 0."""
     clock_error_s: float
@@ -206,6 +212,10 @@ class WorkloadNeeds(Struct, frozen=True, kw_only=True):
     peak_bytes: list[Count | None]
     """Peak memory by rank: resident memory on a CPU, tensor memory on a GPU. None for a rank that did not train, and if
     the system does not report it."""
+    precision: str | None = None
+    """Number format; None in records of older versions."""
+    is_precision_chosen: bool = False
+    """Whether `--precision auto` has chosen it."""
 
 
 class MeasuringCost(Struct, frozen=True, kw_only=True):

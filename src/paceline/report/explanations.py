@@ -150,7 +150,8 @@ def _compute(limit: Bottleneck, case: ExplainedCandidate) -> tuple[str, str]:
     overlap = f", {seconds(hidden_s)} of it while gradients are being sent" if hidden_s > 0.01 * limit.seconds else ""
     text = f"{_amount(limit, case)} is computing{overlap}."
     plain = case.config.get("precision") in (None, "fp32") and not case.config.get("channels_last")
-    cheaper = "--precision bf16 --channels-last, if the processor is fast at it; " if plain else ""
+    is_chosen = case.topology.precision_choice is not None
+    cheaper = "--precision auto, which takes bf16 if the processor is faster in it; " if plain and not is_chosen else ""
     return text, f"{cheaper}faster or more processors. Another strategy cannot reduce this part."
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from paceline.comm import Comm, World, open_comm
 from paceline.config import Precision, RunConfig
+from paceline.config.recipe import AUTO_PRECISION
 from paceline.errors import UsageError
 from paceline.formatting import whole
 from paceline.measure.slow_rank import stopwatch_for
+from paceline.records.precision import PrecisionChoice
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
 from paceline.training.placement import Placement
 from paceline.training.precision import set_matmul_precision, storage_dtype
+from paceline.training.precision_choice import agree_on_precision, with_choice
 from paceline.workloads.batches import Share, Source, make_source
 from paceline.workloads.load import load_workload, seed_imports
 from paceline.workloads.random_state import seed_everything
@@ -38,7 +42,9 @@ class RankSetup:
     workload: Workload
     share: Share
     given: RunConfig
-    """Config as the user gave it, without the values of the recipe."""
+    """Config as the user gave it, without the values of the recipe; with the number format that `auto` chose."""
+    precision_choice: PrecisionChoice | None = None
+    """Choice of `--precision auto`; None if the number format was given."""
 
     @property
     def model(self) -> nn.Module:
@@ -66,11 +72,13 @@ def set_up_rank(
     *,
     timed: bool = False,
     choose_precision: Callable[[RunConfig], Precision | None] = attrgetter("precision"),
+    precision_file: Path | None = None,
 ) -> RankSetup | None:
     """Set up a rank, with a stopwatch if `timed`; called on all ranks. Return None on idle ranks.
 
     `choose_precision` returns the number format to compute in, given the config with all values of the recipe, which is
-    known once the workload is loaded. `workload.recipe` keeps the number format of training.
+    known once the workload is loaded. `workload.recipe` keeps the number format of training. If it is `auto`, the
+    ranks choose one together; `precision_file` has their choices.
     """
     seed_imports(config)  # A user's strategy may be in the module of the workload, which is imported here.
     strategy = create(config.strategy, allow_unused=config.allow_unused)
@@ -95,16 +103,27 @@ def set_up_rank(
     assert workload.recipe is not None, "load_workload() sets the recipe"
     given, config = config, with_recipe(config, workload.recipe)
     config = replace(config, precision=choose_precision(config))
-    set_matmul_precision(config.precision, placement.device)
     seed_everything(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
     dtype = storage_dtype(config.precision)
-    layout = torch.channels_last if config.channels_last else torch.preserve_format
-    model = workload.model.to(placement.device, dtype, memory_format=layout)  # type: ignore[call-overload]
+    model = _moved(workload.model, config, placement.device)
     if not model.training:  # Submodules that a user keeps in evaluation mode stay in it.
         model.train()
+    choice = None
+    if config.precision == AUTO_PRECISION:
+        choice = agree_on_precision(config, workload, comm, precision_file)
+        given, config = with_choice(given, choice), with_choice(config, choice)
+        _moved(model, config, placement.device)
+    set_matmul_precision(config.precision, placement.device)
     trains_as = 0 if comm.is_server else comm.rank  # A server trains nothing; any valid rank will do.
     share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
-    return RankSetup(config, world, strategy, placement, comm, workload, share, given)
+    return RankSetup(config, world, strategy, placement, comm, workload, share, given, choice)
+
+
+def _moved(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
+    """Move a model to its device, in the dtype and memory format of a run."""
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    moved: nn.Module = model.to(device, storage_dtype(config.precision), memory_format=layout)  # type: ignore[call-overload]
+    return moved
 
 
 def rank_seed(seed: int, rank: int) -> int:

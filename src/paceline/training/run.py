@@ -43,15 +43,17 @@ def run(
     command: str | None = None,
     resume: Path | None = None,
     launched_at_s: float | None = None,
+    precision_file: Path | None = None,
 ) -> None:
     """Train, evaluate and write the record. Servers serve, and idle ranks wait, until the workers have finished.
 
     `number` is the index of the run in its job, `command` the command line of the user. `on_event` is called on every
     rank with each event that rank 0 writes to the record. `resume` is the folder, or the checkpoint, that the run goes
     on from; a restart goes on from the run's own folder, or begins again if that has no checkpoint. `launched_at_s` is
-    the Unix time at which the ranks were launched, or at which the run before this one ended.
+    the Unix time at which the ranks were launched, or at which the run before this one ended. `precision_file` has the
+    choices of `--precision auto`.
     """
-    setup = set_up_rank(config, world, threads, timed=True)
+    setup = set_up_rank(config, world, threads, timed=True, precision_file=precision_file)
     if setup is None:
         world.wait_for(f"run-{number}")
         return
@@ -193,5 +195,6 @@ def _topology(setup: RankSetup, batch: int | None, flop_per_sample: float | None
             scale_lr=recipe.scale_lr,
         ),
         precision=config.precision,
+        precision_choice=setup.precision_choice,
         user_optimizer=workload.optimizer is not None,
     )

@@ -12,6 +12,7 @@ from paceline.config.emulation import emulation_info
 from paceline.measure.cores import usable_cores
 from paceline.records import Topology
 from paceline.records.description import RecordedEmulation, RecordedRecipe
+from paceline.records.precision import PrecisionChoice
 from paceline.strategies.base.strategy import Strategy
 from paceline.training.placement import Placement
 
@@ -34,6 +35,7 @@ def topology_of(
     lr: float | None = None,
     recipe: RecordedRecipe | None = None,
     precision: str | None = None,
+    precision_choice: PrecisionChoice | None = None,
     user_optimizer: bool = True,
 ) -> Topology:
     """Return the topology of a run; the batch, classes, learning rate and precision of a script are unknown."""
@@ -68,6 +70,7 @@ def topology_of(
         lr=lr,
         recipe=recipe,
         precision=precision,
+        precision_choice=precision_choice,
         log_every=config.log_every,
         slow_rank=config.slow_rank,
         emulated=recorded_emulation(),

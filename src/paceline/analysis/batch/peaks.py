@@ -27,7 +27,9 @@ def peak_flop_per_s(run: RunRecord, design: BatchDesign) -> float | None:
     topology = run.topology
     if topology.device == "cpu":
         cores = cores_per_rank(topology, design) * topology.workers
-        return None if design.core_flop_per_s is None else cores * design.core_flop_per_s
+        is_bf16 = topology.precision == "bf16" and design.core_bf16_flop_per_s is not None
+        core = design.core_bf16_flop_per_s if is_bf16 else design.core_flop_per_s
+        return None if core is None else cores * core
     each = gpu_peak_flop_per_s(topology.device, str(run.config.get("precision", "fp32")))
     gpus = min(topology.workers, (design.gpus or topology.ranks_per_host) * hosts_of(topology))
     return None if each is None else gpus * each

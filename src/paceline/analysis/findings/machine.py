@@ -1,4 +1,4 @@
-"""Findings on the ranks' machines: network, ports, clocks, cores, memory, disk, versions, devices."""
+"""Findings on the ranks' machines: network, ports, clocks, cores, memory, disk, versions, devices, precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.analysis.core_sharing import is_over_subscribed
 from paceline.analysis.findings.finding import Finding, Level, format_ranks, format_workload, ranks_by
-from paceline.formatting import TENTHS, core_count, format_cores, join_names, plural, seconds, size
+from paceline.formatting import FACTOR, TENTHS, core_count, format_cores, join_names, plural, seconds, size
 from paceline.records.examination import Examination, RankInfo, WorkloadNeeds
 
 CLOCK_PROBLEM_S = 1.0
@@ -22,10 +22,13 @@ MEMORY_TIGHT = 0.8
 DISK_FULL_BYTES, DISK_TIGHT_BYTES = 1e8, 1e9
 """Free disk space below which a problem or a note is reported."""
 
+BF16_FASTER = 1.2
+"""Least ratio of the speeds of matrix products at which bf16 is offered."""
+
 
 def machine_findings(examination: Examination) -> Iterator[Finding]:
     """Yield the findings in the order of the checks."""
-    for check in (_network, _ports, _clocks, _cores, _memory, _gpu_memory, _disk, _versions, _devices):
+    for check in (_network, _ports, _clocks, _cores, _memory, _gpu_memory, _disk, _versions, _devices, _precision):
         yield from check(examination)
 
 
@@ -291,6 +294,26 @@ def _devices(examination: Examination) -> Iterator[Finding]:
         yield Finding(
             "ok", "devices", f"{plural(len(examination.ranks), 'rank')} on {device}, backend {next(iter(backends))}."
         )
+
+
+def _precision(examination: Examination) -> Iterator[Finding]:
+    """Offer bf16 where all processors are faster in it and the workload does not use it."""
+    rates = [(rank.fp32_flop_per_s, rank.bf16_flop_per_s) for rank in examination.ranks]
+    known = [(fp32, bf16) for fp32, bf16 in rates if fp32 is not None and bf16 is not None]
+    if all(rank.has_bf16 is None for rank in examination.ranks):
+        return
+    if len(known) < len(rates):
+        yield Finding("ok", "precision", "Not every rank's processor lists instructions for bf16; fp32 is faster.")
+        return
+    speedup = min(bf16 / fp32 for fp32, bf16 in known)
+    message = f"Matrix products in bf16 are {FACTOR.text(speedup)} as fast as in fp32."
+    needs = examination.workload
+    is_fp32 = needs is not None and needs.precision == "fp32" and not needs.is_precision_chosen
+    if speedup >= BF16_FASTER and is_fp32:
+        fix = "use --precision auto, which measures this model and takes bf16 if it is faster"
+        yield Finding("note", "precision", message, fix)
+    else:
+        yield Finding("ok", "precision", message)
 
 
 def _host(rank: RankInfo, examination: Examination) -> str:

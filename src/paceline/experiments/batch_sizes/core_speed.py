@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import torch
 
 from paceline.config import Precision
 from paceline.measure.cores import usable_cores
+from paceline.measure.matrix_product import FLOP, fastest_products_s
 from paceline.measure.other_programs import OtherProgramsProbe
 from paceline.training.precision import AUTOCAST_TYPES, storage_dtype
 
-SIDE = 1024
-"""Rows and columns of the matrices: large enough that reading them takes little of the time."""
 LEAST_S = 0.5
-LEAST_PRODUCTS = 3
 
 
 class CoreSpeed(NamedTuple):
@@ -37,14 +34,9 @@ def measure_core_speed(precision: Precision) -> CoreSpeed:
     before = torch.get_num_threads()
     torch.set_num_threads(cores)
     dtype = AUTOCAST_TYPES.get(precision, storage_dtype(precision))
-    left, right, out = (torch.full((SIDE, SIDE), 1 / SIDE, dtype=dtype) for _ in range(3))
-    times: list[float] = []
     others = OtherProgramsProbe()
     try:
-        while len(times) <= LEAST_PRODUCTS or others.elapsed_s < LEAST_S:
-            start = time.perf_counter()
-            torch.mm(left, right, out=out)
-            times.append(time.perf_counter() - start)
+        (product_s,) = fastest_products_s([dtype], LEAST_S)
     finally:
         torch.set_num_threads(before)
-    return CoreSpeed(2 * SIDE**3 / min(times) / cores, others.used_cores())
+    return CoreSpeed(FLOP / product_s / cores, others.used_cores())

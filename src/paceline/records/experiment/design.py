@@ -163,7 +163,11 @@ class ScaleDesign(PointsDesign, frozen=True, kw_only=True):
 class BatchDesign(PointsDesign, frozen=True, kw_only=True):
     """Design of an experiment over batch sizes."""
 
-    may_change: ClassVar[frozenset[str]] = PointsDesign.may_change | {"core_flop_per_s", "core_other_load"}
+    may_change: ClassVar[frozenset[str]] = PointsDesign.may_change | {
+        "core_flop_per_s",
+        "core_bf16_flop_per_s",
+        "core_other_load",
+    }
 
     sizes: list[PositiveCount]
     """Batch sizes, ascending."""
@@ -174,6 +178,8 @@ class BatchDesign(PointsDesign, frozen=True, kw_only=True):
     core_flop_per_s: Positive | None
     """FLOP per second of one core in a matrix product, in the number format of the runs; None if it was not measured,
     as on a GPU."""
+    core_bf16_flop_per_s: Positive | None = None
+    """The same in bf16, which `--precision auto` may choose; None if the number format was given."""
     core_other_load: NotNegative | None = None
     """Cores that other programs used while `core_flop_per_s` was measured; None if it is unknown."""
     left_out: list[str] = []

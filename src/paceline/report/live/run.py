@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from paceline.analysis.core_sharing import sharing_in_run, sharing_sentence
+from paceline.analysis.precision import choice_sentence
 from paceline.analysis.remaining_time import Part, RemainingTime, TimeEstimator
 from paceline.config.recipe import reached_share, warm_up_length
 from paceline.config.run import EPOCH
@@ -354,11 +355,18 @@ def configuration_line(topology: Topology) -> str:
             " ".join([f"{escape(topology.strategy)} on {ranks}", *beside]),
             batch,
             _optimizer_words(topology),
-            *([] if topology.precision in (None, "fp32") else [topology.precision]),
+            *_precision_words(topology),
             f"{plural(topology.threads, 'thread')} per rank",
             f"{topology.device}, {topology.backend} over {topology.interface}",
         ]
     )
+
+
+def _precision_words(topology: Topology) -> list[str]:
+    """Describe the number format, if it is not the usual one, and why it was chosen."""
+    if topology.precision_choice is not None:
+        return [escape(choice_sentence(topology.precision_choice))]
+    return [] if topology.precision in (None, "fp32") else [topology.precision]
 
 
 def _optimizer_words(topology: Topology) -> str:

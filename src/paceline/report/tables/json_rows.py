@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from paceline.analysis.checkpoints import checkpoint_cost
 from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import validation_curve
@@ -79,9 +81,11 @@ def evaluations_json(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def run_json(run: RunRecord) -> dict[str, Any]:
-    """Return JSON data that a run's summary lacks: evaluations, checkpoints, profiled operators, resource use."""
+    """Return JSON data that a run's summary lacks: number format, evaluations, checkpoints, operators, resource use."""
     cost = checkpoint_cost(run)
     return {
+        "precision": run.topology.precision,
+        "precision_choice": msgspec.to_builtins(run.topology.precision_choice),
         "checkpoints": None if cost is None else asdict(cost) | {"share": cost.share},
         "evaluations": evaluations_json(run),
         "operators": operators_json(run),
