@@ -284,17 +284,19 @@ class TrainingLoop:
 
     def _train_micro_batches(self, epoch: int, micro_batches: list[MicroBatch], global_step: int | None = None) -> None:
         """Train a step that the stopwatch has begun; `global_step` is its number if ranks do not step together."""
-        stopwatch, source, model = self.stopwatch, self.source, self.sync.model
+        stopwatch, source, model, noise = self.stopwatch, self.source, self.sync.model, self.sync.noise
         step = self._step if global_step is None else global_step
         self.learning_rate.before_step(step)
         self.windows.note_learning_rate(step)
         self._step += 1
+        noise.begin_step(step)
         step_recorder = self.recording.step_recorder
         if self._restores_buffers:
             self.sync.buffers.keep()
         for number, micro_batch in enumerate(micro_batches, start=1):
             batch = source.fetch(micro_batch)
             stopwatch.lap(DATA)
+            noise.begin_micro_batch(micro_batch.samples, micro_batch.weight)
             with self.sync.microbatch(last=number == len(micro_batches)):
                 with autocast(self.config.precision, source.share.device):
                     outcome = self.workload.forward(model, batch)
@@ -306,13 +308,14 @@ class TrainingLoop:
                 stopwatch.watch_backward(loss)
                 loss.backward()
                 stopwatch.lap(BACKWARD)
+        noise.end_backward(self.scaler)
         skipped_before = self.sync.skipped_steps
         self.sync.step(self.config.clip_norm, self.scaler)
         is_skipped = self.sync.skipped_steps > skipped_before
         if is_skipped and self._restores_buffers:
             self.sync.buffers.restore()
         stopwatch.lap(OPTIMISER)
-        step_recorder.end_step(epoch, stopwatch.end(), global_step, skipped=is_skipped)
+        step_recorder.end_step(epoch, stopwatch.end(), global_step, skipped=is_skipped, noise=noise.end_step())
 
     def _expected_length(self, step: int) -> int | None:
         """Return the steps of the whole run; for a run that ends by time, estimated from the last window."""
