@@ -232,7 +232,8 @@ def _norm(gradient: Tensor) -> Tensor:
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     small = gradient.dtype in (torch.float16, torch.bfloat16)
-    return torch.linalg.vector_norm(gradient, dtype=torch.float32 if small else None)
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32 if small else None)
+    return norm
 
 
 def _sum_of_squares(norms: Sequence[Tensor]) -> Tensor:
