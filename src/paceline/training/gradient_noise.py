@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.config import NoiseScaleMode
 from paceline.records.events import NoiseFigures
+from paceline.strategies.base.abilities import MayLackMean
 from paceline.strategies.base.scaling import current_scale
 from paceline.strategies.base.strategy import Strategy
 
@@ -223,7 +224,7 @@ def why_not_measured(mode: NoiseScaleMode, strategy: Strategy, micro_batches: in
         return f"Under {strategy.name}, ranks do not step together, so none has the mean gradient of a batch."
     if not strategy.exchanges and ranks > 1:
         return f"Under {strategy.name}, ranks do not exchange gradients, so none has their mean."
-    return strategy.why_no_mean()
+    return strategy.why_no_mean() if isinstance(strategy, MayLackMean) else None
 
 
 def _norm(gradient: Tensor) -> Tensor:

@@ -240,10 +240,6 @@ class Strategy(ABC):
         if self.on_mean is not None and self.comm.rank == 0 and gradients:
             self.on_mean(gradients)
 
-    def why_no_mean(self) -> str | None:
-        """Return a sentence that says why no rank that trains has the mean gradient; None if `report_mean` gets it."""
-        return None
-
     @property
     def _checked_attachment(self) -> _Attachment:
         if self._attached is None:

@@ -250,6 +250,7 @@ class ParameterServer(Strategy):
             self.on_mean(gradients)
 
     def why_no_mean(self) -> str | None:
+        """Return a sentence if only servers on separate ranks have the mean gradient."""
         if self.options.extra:
             return "Under parameter_server:extra=true, only servers have the mean gradient, and they do not train."
         return None
