@@ -16,6 +16,7 @@ from paceline.analysis.divergence import DivergedRun, diverged_runs
 from paceline.analysis.exclusions import ALTERNATIVES, Exclusion, exclusions
 from paceline.analysis.learning import Learning, accuracy_gain, converging_runs, learning_of
 from paceline.analysis.loss_difference import LossDifference, loss_differences
+from paceline.analysis.noise_scale import noise_scale
 from paceline.analysis.ranks import RankRow, imbalance, rank_rows, rank_step_spread
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.statistics import (
@@ -83,6 +84,8 @@ class CandidateRow:
     """Mean staleness of gradients at the server, in updates; None if ranks step together."""
     over_limit_share: Estimate | None
     """Share of gradients above the staleness limit, which were damped or dropped."""
+    noise_scale: Estimate | None
+    """Gradient noise scale over the last half of a run, in samples; None if it was not measured."""
     failure: str | None
     """Error that stopped the candidate; its other values cover the time before. None if it did not fail."""
     exclusion: Exclusion | None
@@ -401,6 +404,7 @@ def _row(
         rank_step_spread=rank_step_spread(ranks) if first and first.topology.exchanges and first.lockstep else None,
         staleness=estimate_levels(_known(found.mean for found in staleness)),
         over_limit_share=estimate_shares(_known(map(_over_limit_share, staleness))),
+        noise_scale=estimate_times([found.value for run in counted if (found := noise_scale(run))]),
         failure=None if failure is None else failure.message,
         is_stopped_by_divergence=failure is not None and failure.kind == DivergenceError.__name__,
         diverged=diverged_runs(runs),

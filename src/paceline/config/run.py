@@ -18,6 +18,7 @@ Backend = Literal["auto", "gloo", "nccl"]
 BatchNormMode = Literal["broadcast", "local", "sync"]
 ReplicaGuardMode = Literal["stop", "warn", "off"]
 OnNan = Literal["stop", "skip"]
+NoiseScaleMode = Literal["auto", "all", "off"]
 CheckpointMode = Literal["off", "sync", "async"]
 CudaGraphMode = Literal["auto", "on", "off"]
 OnCheckpointError = Literal["continue", "stop"]
@@ -157,6 +158,17 @@ class RunConfig:
     on_nan: OnNan = setting("stop", unused_by=("doctor",))
     """If the loss becomes NaN or infinite: stop the run, or skip every step whose gradients are not finite, on all
     ranks together, as with a GradScaler. A candidate of a comparison that stops is left out."""
+    noise_scale: NoiseScaleMode = setting(
+        "off",
+        fixed=CHANGES_NOTHING,
+        compared=False,
+        in_next_command=False,
+        may_change=True,
+        script="own",
+        unused_by=("scale", "doctor"),
+    )
+    """Measure the gradient noise scale, which estimates the batch above which larger ones pay less: in as many steps as
+    0.4% of the training time allows (auto), in all, or not (off). It needs several ranks, or --accumulate."""
     events: bool = setting(True, in_next_command=False, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""

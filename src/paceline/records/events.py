@@ -17,7 +17,7 @@ from paceline.records.description import Topology
 from paceline.records.parity import Parity
 from paceline.records.provenance import Provenance
 from paceline.records.summary import EvaluationResult, ReplicaEvaluation
-from paceline.records.value_types import Count, PositiveSeconds, Seconds
+from paceline.records.value_types import Count, PositiveCount, PositiveSeconds, Seconds
 
 
 class ConfigEvent(Topology, frozen=True, kw_only=True, tag_field="event", tag="config"):
@@ -40,6 +40,19 @@ class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="star
     compile_s: Seconds | None = None
     """Seconds of `start_up_s` in which the model was compiled or its kernels were prepared; None if nothing was."""
     time_s: Seconds = 0.0
+
+
+class NoiseFigures(Struct, frozen=True, kw_only=True):
+    """Gradient noise of a window of steps, measured in some of them: unbiased, so single values may be negative."""
+
+    steps: PositiveCount
+    """Measured steps."""
+    gradient_sq: float
+    """Squared norm of the exact gradient, mean over these steps."""
+    trace: float
+    """Variance of the gradient of one sample, summed over all parameters, mean over these steps."""
+    cost_s: Seconds
+    """Seconds that a rank spent on measuring, mean over the ranks."""
 
 
 class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
@@ -69,6 +82,8 @@ class LogEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="log"):
     """Steps of the window, from 0, without an update, because a gradient was not finite on some rank."""
     lrs: list[float] | None = None
     """Learning rate of each step, or a single one that all steps have; None if only that of the last is known."""
+    noise: NoiseFigures | None = None
+    """Gradient noise; None if it was not measured in this window."""
     time_s: Seconds = 0.0
 
 

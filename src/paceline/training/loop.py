@@ -312,8 +312,11 @@ class TrainingLoop:
         self.learning_rate.before_step(step)
         self.windows.note_learning_rate(step)
         self._step += 1
+        noise = self.sync.noise
+        noise.begin_step(step)
         is_skipped = self.training_step.run(micro_batches)
-        self.recording.step_recorder.end_step(epoch, self.stopwatch.end(), global_step, skipped=is_skipped)
+        laps = self.stopwatch.end()
+        self.recording.step_recorder.end_step(epoch, laps, global_step, skipped=is_skipped, noise=noise.end_step())
 
     def _expected_length(self, step: int) -> int | None:
         """Return the steps of the whole run; for a run that ends by time, estimated from the last window."""

@@ -98,6 +98,7 @@ def _run_as_worker(
         recording.describe(dataclasses.asdict(config), _topology(setup, source.batch, flop), command)
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
         sync.guard_replicas(config.replica_guard)
+        sync.measure_noise(config.noise_scale, config.accumulate)
         recording.start(sync)
         evaluations = None if held_out is None else Evaluations(config, workload, sync, held_out, recording)
         loop = TrainingLoop(

@@ -54,6 +54,7 @@ class TrainingStep:
         """Run forward and backward of a micro-batch that was just fetched as `batch`; return its loss."""
         stopwatch = self.stopwatch
         stopwatch.lap(DATA)
+        self.sync.noise.begin_micro_batch(micro_batch.samples, micro_batch.weight)
         with self.sync.microbatch(last=last):
             with autocast(self.config.precision, self.source.share.device):
                 outcome = self.workload.forward(self.model, batch)
@@ -70,6 +71,7 @@ class TrainingStep:
     def update(self) -> bool:
         """Synchronise gradients and update the weights; return whether that was skipped."""
         sync, skipped_before = self.sync, self.sync.skipped_steps
+        sync.noise.end_backward(self.scaler)
         sync.step(self.config.clip_norm, self.scaler)
         is_skipped = sync.skipped_steps > skipped_before
         if is_skipped and self.scaler is not None:

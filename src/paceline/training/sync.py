@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from paceline.comm.group import Comm, close_comm
 from paceline.comm.messages.payload import PayloadCount
 from paceline.comm.untracked_traffic import UntrackedTraffic
-from paceline.config import BatchNormMode, ReplicaGuardMode
+from paceline.config import BatchNormMode, NoiseScaleMode, ReplicaGuardMode
 from paceline.errors import UsageError, is_peer_lost
 from paceline.records.summary import UntrackedCounts
 from paceline.strategies.base.abilities import GivesTickets
@@ -24,6 +24,7 @@ from paceline.strategies.base.uncopied_hook import UncopiedHook
 from paceline.training.batchnorm import UpdatedBuffers, sync_batchnorm
 from paceline.training.checks.attach_arguments import check_optimizer
 from paceline.training.checks.loop import LoopChecks, watch_optimizers
+from paceline.training.gradient_noise import NoiseSampler
 from paceline.training.replicas.guard import ReplicaGuard
 
 
@@ -68,6 +69,8 @@ class Sync:
             self._undo.enter_context(sync_batchnorm(model, comm))
         self.guard: ReplicaGuard | None = None
         """Comparisons of the replicas; None without `guard_replicas`, and where no replicas should be equal."""
+        self.noise = NoiseSampler("off", strategy, 1)
+        """Measurement of gradient noise; does nothing without `measure_noise`."""
         self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
         """Counter of the bytes that sockets carry, read from the kernel; None without timing."""
@@ -106,6 +109,11 @@ class Sync:
         """Compare the replicas while training, under a strategy that promises that they are equal."""
         if mode != "off" and self.strategy.exchanges and self.comm.world_size > 1:
             self.guard = ReplicaGuard(mode, self.strategy, self.comm, compare_statistics=self.uses_sync_batchnorm)
+
+    def measure_noise(self, mode: NoiseScaleMode, micro_batches: int) -> None:
+        """Measure gradient noise while training, in steps of so many micro-batches on each rank."""
+        self.noise = NoiseSampler(mode, self.strategy, micro_batches)
+        self._undo.callback(self.noise.close)
 
     @property
     def rank(self) -> int:

@@ -360,9 +360,10 @@ def test_means_of_large_half_precision_gradients_are_finite(pool: Pool, strategy
 
 INTERFACE = {
     *("name", "lossless", "lockstep", "exchanges", "sends", "agrees_in_backward", "supports", "period", "Options"),
+    "on_mean",
     *("roles", "attach", "wrap", "microbatch", "step", "finish", "agreed", "state", "load", "close", "abandon"),
 }
-FOR_SUBCLASSES = {"model", "comm", "parameters", "optimizer", "gradients", "update", "apply_update"}
+FOR_SUBCLASSES = {"model", "comm", "parameters", "optimizer", "gradients"} | {"update", "apply_update", "report_mean"}
 
 
 def test_the_interface_stays_small() -> None:

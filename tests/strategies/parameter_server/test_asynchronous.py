@@ -41,6 +41,7 @@ def updates(comm: Comm, limit: StalenessLimit, versions: list[int]) -> tuple[lis
         comm=comm,
         group=comm.group,
         update=lambda: None,
+        report_mean=lambda _: None,
         limit=limit,
     )
     server = AsyncServer.beside_worker(shard, setup)

@@ -213,6 +213,17 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         terminal=InTerminal("late", 5),
     ),
     Figure(
+        key="noise_scale",
+        heading="Noise scale",
+        format=WHOLE,
+        definition="Gradient noise scale in samples: variance of one sample's gradient ÷ squared norm of the mean "
+        "gradient, both averaged over the last half of a run. It estimates the critical batch: well below it, twice "
+        "the batch needs nearly half the steps; well above it, hardly fewer. It grows while a model learns, and "
+        "assumes updates like those of SGD.",
+        is_estimate=True,
+        terminal=InTerminal("noise scale", 9),
+    ),
+    Figure(
         key="skipped_steps",
         heading="Skipped steps",
         format=WHOLE,

@@ -43,6 +43,7 @@ from paceline.report.plots.batch import (
 from paceline.report.plots.drawing import Json
 from paceline.report.plots.link import link
 from paceline.report.plots.losses import losses
+from paceline.report.plots.noise_scale import noise_scales
 from paceline.report.plots.palette import PARTS as PART_COLOURS
 from paceline.report.plots.validation import validation
 from paceline.report.terminal.batch import epoch_headings
@@ -93,6 +94,7 @@ def batch_plots(found: BatchSizes) -> dict[str, Json]:
         "resources": panels_figure(found, "Memory and processors over batch sizes", RESOURCE_PANELS),
         "training": panels_figure(found, "Loss and accuracy over batch sizes", TRAINING_PANELS),
         "losses": losses(found.comparison),
+        "noise": noise_scales(found.comparison),
         "validation": validation(found.comparison),
         "link": link(found.comparison),
     }

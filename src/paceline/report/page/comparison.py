@@ -27,6 +27,7 @@ from paceline.report.plots.drawing import Json, shortened
 from paceline.report.plots.link import link
 from paceline.report.plots.loss_differences import loss_differences
 from paceline.report.plots.losses import losses
+from paceline.report.plots.noise_scale import noise_scales
 from paceline.report.plots.palette import colours
 from paceline.report.plots.resources import resources
 from paceline.report.plots.split import split
@@ -46,6 +47,7 @@ PLOTS = {
     "bars": bars,
     "losses": losses,
     "validation": validation,
+    "noise": noise_scales,
     "times": step_time_plot,
     "loss_differences": loss_differences,
 }

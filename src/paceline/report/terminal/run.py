@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 from paceline.analysis.caveats import over_subscription
 from paceline.analysis.checkpoints import CheckpointCost, checkpoint_cost
 from paceline.analysis.divergence import divergence_cause, divergence_of, divergence_place
+from paceline.analysis.noise_scale import NoiseScale, noise_scale
 from paceline.analysis.race.runs import race_run
 from paceline.analysis.ranks import UNEVEN, rank_rows
 from paceline.analysis.resources import host_usage
@@ -66,6 +68,20 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print(profile)
     for sentence in sentences(summary, record):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def noise_sentence(noise: NoiseScale) -> str:
+    """Return the gradient noise scale of a run as an estimate of the critical batch, with its interval."""
+    if noise.low is None or noise.high is None:
+        spread = "too few windows for an interval"
+    else:
+        spread = (
+            f"at least {whole(noise.low)}" if math.isinf(noise.high) else f"{whole(noise.low)} to {whole(noise.high)}"
+        )
+    return (
+        f"gradient noise scale: {whole(noise.value)} samples ({spread}), over the last half of the run; a batch well "
+        "below it profits from doubling, one well above it hardly does"
+    )
 
 
 def staleness_sentence(staleness: StalenessSummary) -> str:
@@ -181,6 +197,9 @@ def sentences(summary: Summary, record: RunRecord) -> Iterator[str]:
         rate = summary.samples_per_s
         speed = f", {whole(rate)} samples/s in the median window" if rate else ""
         yield f"trained {plural(summary.steps, 'step')} in {seconds(summary.train_s)}{speed}"
+    noise = noise_scale(record)
+    if noise is not None:
+        yield noise_sentence(noise)
     if summary.skipped_steps:
         yield f"skipped the update of {plural(summary.skipped_steps, 'step')} because gradients were not finite"
     yield from _hosts(record)

@@ -57,3 +57,11 @@ class ReportsMetrics(Protocol):
 
     def metrics(self) -> dict[str, Any]:
         """Return the strategy's own entries for the summary, the same on every rank; called on every rank."""
+
+
+@runtime_checkable
+class MayLackMean(Protocol):
+    """Ability to average gradients on ranks that do not train, depending on options."""
+
+    def why_no_mean(self) -> str | None:
+        """Return a sentence that says why no rank that trains has the mean gradient; None if one has it."""

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 
@@ -51,6 +52,11 @@ class StepSkipper(GradScaler):
 def skipped_steps(scaler: GradScaler | None) -> int:
     """Return the number of steps that were skipped after an overflow, over all uses of a scaler."""
     return 0 if scaler is None or scaler not in _USES else _USES[scaler].skipped
+
+
+def current_scale(scaler: GradScaler | None) -> Tensor | float:
+    """Return the factor by which the scaler multiplies losses, on its device: reading it would wait for the device."""
+    return 1.0 if scaler is None or scaler._scale is None else scaler._scale
 
 
 def scaler_argument(scaler: GradScaler | None) -> dict[str, Any]:

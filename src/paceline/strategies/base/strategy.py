@@ -24,6 +24,7 @@ from paceline.strategies.base.scaling import scaler_argument, unscale
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 MakeOptimizer = Callable[[NamedParameters], torch.optim.Optimizer]
+OnMean = Callable[[Sequence[Tensor]], None]
 SendMode = Literal["singly", "packed", "overlapped", "overlapped_forward"]
 
 
@@ -91,6 +92,9 @@ class Strategy(ABC):
 
     period: int = 1
     """Number of steps after which the traffic repeats."""
+    on_mean: OnMean | None = None
+    """Function of the run that gets the mean gradients of a step, unscaled and before clipping (see `report_mean`);
+    None in steps whose gradients nobody needs."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = options if options is not None else self.Options()
@@ -231,6 +235,8 @@ class Strategy(ABC):
             self.replay_update(max_norm)
             return
         if scaler is None or not unscale(scaler, self):
+            if self.on_mean is not None:
+                self.report_mean([p.grad for _, p in self.parameters if p.grad is not None])
             self.apply_update(max_norm)
         for _, parameter in self.parameters:  # Also those that the user's optimiser does not have.
             parameter.grad = None
@@ -240,6 +246,15 @@ class Strategy(ABC):
         if max_norm is not None:
             nn.utils.clip_grad_norm_([p for _, p in self.parameters], max_norm)
         self.optimizer.step()
+
+    def report_mean(self, gradients: Sequence[Tensor]) -> None:
+        """Pass mean gradients over the ranks to `on_mean`: all of a step, or parts of them one after the other.
+
+        `update` calls it. A strategy that steps the optimiser in another way calls it before. All ranks have the same
+        mean, so only rank 0 passes it on.
+        """
+        if self.on_mean is not None and self.comm.rank == 0 and gradients:
+            self.on_mean(gradients)
 
     @property
     def _checked_attachment(self) -> _Attachment:

@@ -47,6 +47,8 @@ class ServerSetup:
     """Group for the messages between workers and servers."""
     update: Callable[[], None]
     """Function that steps the optimiser of this rank and clears its gradients."""
+    report_mean: Callable[[Sequence[Tensor]], None]
+    """Function that gets the mean gradients of a server beside a worker, before clipping."""
     limit: StalenessLimit
 
     @property

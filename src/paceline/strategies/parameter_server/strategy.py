@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.comm.group import Comm
@@ -168,6 +169,7 @@ class ParameterServer(Strategy):
             comm=comm,
             group=group,
             update=self._update,
+            report_mean=self._report_shard,
             limit=options.staleness_limit(comm.world_size),
         )
         if comm.is_server:
@@ -239,6 +241,19 @@ class ParameterServer(Strategy):
 
     def _update(self) -> None:
         self.update(None)
+
+    def report_mean(self, gradients: Sequence[Tensor]) -> None:
+        """Do nothing: a server reports the mean of its shard before it clips."""
+
+    def _report_shard(self, gradients: Sequence[Tensor]) -> None:
+        if self.on_mean is not None and gradients:
+            self.on_mean(gradients)
+
+    def why_no_mean(self) -> str | None:
+        """Return a sentence if only servers on separate ranks have the mean gradient."""
+        if self.options.extra:
+            return "Under parameter_server:extra=true, only servers have the mean gradient, and they do not train."
+        return None
 
     def _fill_unused(self) -> None:
         if self.lockstep:  # Asynchronous workers do not wait for each other: each sends servers its own flags.

@@ -34,6 +34,7 @@ class SyncServer(Server):
     def __init__(self, shard: ServerShard, setup: ServerSetup, sum_norms: Callable[[Tensor], Tensor]) -> None:
         super().__init__(shard.names, shard.parameters, setup.optimizer, setup.comm.device)
         self._step = setup.update
+        self._report_mean = setup.report_mean
         self._sum_norms = sum_norms
         """Function that adds up the squared norms of all servers."""
         self.exchange = self.make_exchange(shard, range(setup.comm.world_size), setup)
@@ -48,6 +49,7 @@ class SyncServer(Server):
 
     def update(self, gradients: Sequence[Tensor], request: ServerRequest) -> int:
         self.apply(request, gradients)
+        self._report_mean([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if request.max_norm is not None:
             self._clip(request.max_norm)
         self._step()

@@ -308,6 +308,7 @@ class Priority(Overlapped):
         """Wait for the gradients of some blocks, and step the optimiser on their parameters only."""
         taken = self._receive_gradients(numbers)
         groups = self._groups_of({id(slot.parameter) for slot in taken}) if taken else []
+        self.report_mean([slot.view for slot in taken])
         try:
             if groups:  # The user's optimiser may have none of these parameters.
                 self._step_groups(groups)

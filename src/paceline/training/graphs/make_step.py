@@ -53,6 +53,8 @@ def why_no_graph(config: RunConfig, strategy: Strategy) -> str | None:
         return f"{strategy.name} does more than update the weights after backward, which a graph cannot contain."
     if config.bn == "sync" and strategy.exchanges:
         return "--bn sync exchanges statistics in the forward pass, which a graph cannot contain."
+    if config.noise_scale != "off":
+        return "--noise-scale reads the gradients of some backward passes by hooks, which a graph does not run."
     if config.allow_unused:
         return "--allow-unused lets the parameters that get a gradient differ from step to step."
     return None

@@ -20,8 +20,10 @@ from paceline.analysis.summary import RankTotals
 from paceline.comm.control import ControlChannel
 from paceline.measure.steps import Laps, Stopwatch, TimelineRow
 from paceline.records import StepRow, Steps, StepWriter
+from paceline.records.events import NoiseFigures
 from paceline.records.step_counter import StepCounter
 from paceline.records.timeline import TimelineWriter
+from paceline.training.gradient_noise import NoiseSample, NoiseShare, figures_of
 from paceline.training.recording.readback import read_numbers
 
 FLUSH_EVERY_S = 0.5
@@ -63,6 +65,8 @@ class WindowFigures:
     """Sum of the losses of all samples, without those of skipped steps."""
     with_loss: int
     """Samples in that sum."""
+    noise: NoiseFigures | None = None
+    """Gradient noise; None if no step was measured."""
 
 
 class StepRecorder:
@@ -91,6 +95,11 @@ class StepRecorder:
         self._correct: list[Tensor | int] = []
         self._window: list[tuple[int, StepRow, bool]] = []
         """(global step number, row, whether it was skipped) of each step in the open window."""
+        self._noise: list[tuple[int, NoiseSample]] = []
+        """(number, norms) of each step in the open window in which gradient noise was measured; the norms may be
+        incomplete until the window ends."""
+        self._ended = first_step
+        """Steps that this rank has ended."""
         self._flushed_s = time.perf_counter()
         self.step = first_step
         """Number of the next step."""
@@ -113,12 +122,23 @@ class StepRecorder:
         if correct is not None:
             self._correct.append(correct)
 
-    def end_step(self, epoch: int, laps: Laps, global_step: int | None = None, *, skipped: bool = False) -> None:
+    def end_step(
+        self,
+        epoch: int,
+        laps: Laps,
+        global_step: int | None = None,
+        *,
+        skipped: bool = False,
+        noise: NoiseSample | None = None,
+    ) -> None:
         """End the step, which contains all that was recorded since the last one.
 
         `global_step` is its number over all ranks, given if they do not step together. `skipped` is whether this rank
-        made no update, because gradients were not finite.
+        made no update, because gradients were not finite. `noise` has the norms of its gradients, if measured.
         """
+        if noise is not None and not skipped:
+            self._noise.append((self._ended, noise))
+        self._ended += 1
         step = _PendingStep(epoch, self._samples, laps, self._losses, self._correct, global_step, skipped)
         self._pending.append(step)
         if self._counter is not None:
@@ -155,13 +175,17 @@ class StepRecorder:
         rows, self._window = self._window, []
         skipped_here = np.array([skipped for _, _, skipped in rows], dtype=np.bool_)
         self.totals.add(Steps.of([row for _, row, _ in rows]), profiled=profiled, skipped=skipped_here)
-        own = torch.zeros(end - start, len(StepShare._fields), dtype=torch.float64)
+        own = torch.zeros(end - start, len(StepShare._fields) + len(NoiseShare._fields), dtype=torch.float64)
         if rows:  # A rank may have trained none of these steps, or several shares of one.
             shares = torch.tensor([_step_share(row, skipped) for _, row, skipped in rows], dtype=torch.float64)
-            own.index_add_(0, torch.tensor([at - start for at, _, _ in rows]), shares)
+            own[:, : len(StepShare._fields)].index_add_(0, torch.tensor([at - start for at, _, _ in rows]), shares)
+        for number, sample in self._noise:
+            own[number - start, len(StepShare._fields) :] = torch.tensor(sample.read(), dtype=torch.float64)
+        self._noise = []
         totals = control.sum(own)
         filled = totals[:, StepShare._fields.index("samples")].nonzero()
         totals = totals[: int(filled.max()) + 1 if len(filled) else 0]
+        totals, noise = totals.split([len(StepShare._fields), len(NoiseShare._fields)], dim=1)
         losses, known, samples, correct, uncounted, epochs, trained, skipped = totals.unbind(1)
         return WindowFigures(
             losses=(losses / known).tolist(),
@@ -173,6 +197,7 @@ class StepRecorder:
             wall_s=control.largest(wall_s),
             loss_sum=float(losses[skipped == 0].sum()),
             with_loss=int(known[skipped == 0].sum()),
+            noise=figures_of(noise[skipped == 0], control.group.size()),
         )
 
     def _rows(self, steps: Sequence[_PendingStep]) -> list[StepRow]:

@@ -74,6 +74,9 @@ class TensorBoardWriter:
                 self._add("loss/train", loss, at)
             self._add("accuracy/train", None if event.correct is None else event.correct / event.samples, step)
             self._add("lr", event.lr, step)
+            if event.noise is not None:
+                self._add("noise/trace", event.noise.trace, step)
+                self._add("noise/gradient_sq", event.noise.gradient_sq, step)
             if not event.profiled:
                 self._add("speed/samples_per_s", event.samples / event.wall_s, step)
         self._add_resources(step)

@@ -223,6 +223,7 @@ class Windows:
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
+        self._sync.noise.adapt(window.noise, window.wall_s / len(window.losses))
         rates = self._rates_of(range(start, step))
         event = LogEvent(
             epoch=window.epochs[-1],
@@ -237,6 +238,7 @@ class Windows:
             lr=rates[-1] if rates else float(self._sync.optimizer.param_groups[0]["lr"]),
             skipped=window.skipped,
             lrs=(rates if len(set(rates)) > 1 else rates[:1]) or None,
+            noise=window.noise,
         )
         self._write_event(event)
         if self._sync.guard is not None:
