@@ -100,7 +100,7 @@ def choice_of(record: Any) -> PrecisionChoice:
 
 @pytest.mark.parametrize(("name", "layout"), [("vectors", False), ("images", True)])
 def test_the_faster_format_trains_as_if_it_had_been_given(pool: Pool, tmp_path: Path, name: str, layout: bool) -> None:
-    fast, slow = [4.0, 3.0, 2.0, 1.0], [1.0] * 4
+    fast, slow = [float(SIZE + 1 - rank) for rank in range(SIZE + 1)], [1.0] * (SIZE + 1)
     chosen = trained(pool, tmp_path / "chosen", name, fast, precision="auto")
     given = trained(pool, tmp_path / "given", name, precision="bf16", channels_last=layout)
     choice = choice_of(chosen)
@@ -136,19 +136,21 @@ def test_a_recipe_may_ask_for_auto_and_a_measurement_is_recorded(pool: Pool, tmp
     choice = choice_of(trained(pool, tmp_path / "run", "vectors"))
     assert choice.reason in ("faster", "not_faster")
     assert choice.speedup is not None
-    assert choice.samples == 6  # Of 16 on three ranks.
+    assert choice.samples == -(-16 // SIZE)
     assert choice.passes >= precision_choice.LEAST_ROUNDS
     assert choice.loss_difference is not None
     assert choice.loss_difference < precision_choice.LOSS_TOLERANCE
 
 
 def test_a_choice_of_the_folder_holds(pool: Pool, tmp_path: Path) -> None:
-    record = trained(pool, tmp_path / "run", "images", [1.0] * 4, precision="auto")
+    record = trained(pool, tmp_path / "run", "images", [1.0] * (SIZE + 1), precision="auto")
     file = tmp_path / "run" / "precision.json"
     (key,) = read_choices(file)
     other = RunFolder.create(tmp_path / "other").path
     add_choice(other / "precision.json", key, choice_of(record))
-    again = trained(pool, other, "images", [27.0, 9.0, 3.0, 1.0], precision="auto", batch=8, strategy="allreduce")
+    again = trained(
+        pool, other, "images", [2.0**-rank for rank in range(SIZE + 1)], precision="auto", batch=8, strategy="allreduce"
+    )
     assert choice_of(again) == choice_of(record)
 
 
