@@ -25,12 +25,11 @@ from paceline.training import precision_choice
 from paceline.training.precision_choice import Passes, loss_difference
 from paceline.training.run import run
 from paceline.workloads.workload import Workload
-from ranks import Pool
+from ranks import SIZE, Pool
 
 pytestmark = pytest.mark.takes(8)
 
 HERE = __name__
-RANKS = 2
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = X.argmax(1) % 3
@@ -70,7 +69,7 @@ def train(
 ) -> None:
     """Train on a processor with these flags; `forced` are the times in fp32 and bf16 that this rank measures."""
     world = World(
-        comm.rank, RANKS, local_rank=comm.rank, local_size=RANKS, interface="lo", ranks_sharing_cores=1,
+        comm.rank, SIZE, local_rank=comm.rank, local_size=SIZE, interface="lo", ranks_sharing_cores=1,
         store=dist.HashStore(),
     )  # fmt: skip
     own = Path(folder) / f"cpuinfo-{comm.rank}"
@@ -87,7 +86,7 @@ def train(
 
 def trained(pool: Pool, folder: Path, name: str, *more: Any, **settings: Any) -> Any:
     folder = RunFolder.create(folder).path
-    pool.run(train, RANKS, {"workload": f"{HERE}:{name}", **settings}, str(folder), *more)
+    pool.run(train, SIZE, {"workload": f"{HERE}:{name}", **settings}, str(folder), *more)
     return read_run(folder)
 
 
@@ -101,13 +100,13 @@ def choice_of(record: Any) -> PrecisionChoice:
 
 @pytest.mark.parametrize(("name", "layout"), [("vectors", False), ("images", True)])
 def test_the_faster_format_trains_as_if_it_had_been_given(pool: Pool, tmp_path: Path, name: str, layout: bool) -> None:
-    fast, slow = [3.0, 2.0, 1.0], [1.0, 1.0, 1.0]
+    fast, slow = [float(SIZE + 1 - rank) for rank in range(SIZE + 1)], [1.0] * (SIZE + 1)
     chosen = trained(pool, tmp_path / "chosen", name, fast, precision="auto")
     given = trained(pool, tmp_path / "given", name, precision="bf16", channels_last=layout)
     choice = choice_of(chosen)
     assert not choice.error, choice.error
     assert (choice.precision, choice.channels_last, choice.reason, choice.error) == ("bf16", layout, "faster", "")
-    assert choice.speedup == pytest.approx(3.0 / 2.0)  # The slowest rank's times: 3 and 2 in fp32, 2 and 1 in bf16.
+    assert choice.speedup == pytest.approx((SIZE + 1) / SIZE)  # Rank 0 is the slowest in both.
     assert given.topology.precision_choice is None
     assert losses_of(chosen) == losses_of(given)
     stays = trained(pool, tmp_path / "stays", name, slow, precision="auto")
@@ -135,19 +134,21 @@ def test_a_recipe_may_ask_for_auto_and_a_measurement_is_recorded(pool: Pool, tmp
     choice = choice_of(trained(pool, tmp_path / "run", "vectors"))
     assert choice.reason in ("faster", "not_faster")
     assert choice.speedup is not None
-    assert choice.samples == 8
+    assert choice.samples == -(-16 // SIZE)
     assert choice.passes >= precision_choice.LEAST_ROUNDS
     assert choice.loss_difference is not None
     assert choice.loss_difference < precision_choice.LOSS_TOLERANCE
 
 
 def test_a_choice_of_the_folder_holds(pool: Pool, tmp_path: Path) -> None:
-    record = trained(pool, tmp_path / "run", "images", [1.0, 1.0, 1.0], precision="auto")
+    record = trained(pool, tmp_path / "run", "images", [1.0] * (SIZE + 1), precision="auto")
     file = tmp_path / "run" / "precision.json"
     (key,) = read_choices(file)
     other = RunFolder.create(tmp_path / "other").path
     add_choice(other / "precision.json", key, choice_of(record))
-    again = trained(pool, other, "images", [9.0, 3.0, 1.0], precision="auto", batch=8, strategy="allreduce")
+    again = trained(
+        pool, other, "images", [2.0**-rank for rank in range(SIZE + 1)], precision="auto", batch=8, strategy="allreduce"
+    )
     assert choice_of(again) == choice_of(record)
 
 
