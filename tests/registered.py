@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from paceline.plans.schedule import AllReduceAlgorithm
-from paceline.strategies.base.abilities import LimitsGpus
+from paceline.strategies.base.abilities import UsesAllGpus
 from paceline.strategies.base.packed import Packed
 from paceline.strategies.base.strategy import AfterBackward
 from paceline.strategies.registry import ENTRIES, create
 
 EXCHANGING = [name for name, entry in ENTRIES.items() if entry.role == "candidate" and not entry.one_process]
 """Strategies whose ranks exchange gradients."""
-ON_CPUS = [name for name in ENTRIES if not isinstance(create(name), LimitsGpus)]
+ON_CPUS = [name for name in ENTRIES if not isinstance(create(name), UsesAllGpus)]
 """Strategies that run without GPUs."""
 LOSSLESS = [name for name in EXCHANGING if create(name).lossless]
 """Strategies that train with the mean gradient."""

@@ -23,6 +23,7 @@ from paceline.experiments.names import check_names
 from paceline.experiments.training_targets import SCRIPT_RULES
 from paceline.launch.launcher_process import LauncherProcess, Shape
 from paceline.strategies.allreduce import AllReduce
+from paceline.strategies.base.abilities import SlowOnGpus
 from paceline.strategies.base.strategy import Role, Strategy
 from paceline.strategies.registry import SETS, create
 
@@ -207,7 +208,7 @@ def test_a_run_needs_more_than_its_warm_up_steps() -> None:
 
 
 def test_sets_leave_out_on_gpus_what_does_not_pay_there() -> None:
-    members = [name for name in SETS["all"] if create(name).left_out_on_gpus]
+    members = [name for name in SETS["all"] if isinstance(create(name), SlowOnGpus)]
     assert members, "a strategy that sums in main memory"
     assert [sentence.split()[0] for sentence in left_out_of_sets("all", gpus=1)] == members
     assert [sentence.split()[0] for sentence in left_out_of_sets("usual,fast", gpus=2)] == [
@@ -223,6 +224,6 @@ def test_sets_leave_out_on_gpus_what_does_not_pay_there() -> None:
 def test_the_default_set_on_a_gpu() -> None:
     shape = Shape(1, 2)
     usual = [one.config.strategy for one in make_candidates(RunConfig(), CompareConfig(), shape)]
-    assert usual == [name for name in SETS["usual"] if not create(name).left_out_on_gpus]
+    assert usual == [name for name in SETS["usual"] if not isinstance(create(name), SlowOnGpus)]
     on_cpus = [one.config.strategy for one in make_candidates(RunConfig(device="cpu"), CompareConfig(), shape)]
     assert on_cpus == list(SETS["usual"])

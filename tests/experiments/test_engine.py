@@ -55,8 +55,11 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Examinati
     asked: list[tuple[RunConfig, int, bool]] = []
     leader = Leader(LauncherProcess(), LaunchConfig(ranks=2), [], None, print)
 
-    def examine(config: RunConfig, given: Leader, shape: Shape, folder: Path, *, with_workload: bool) -> Examination:
+    def examine(
+        config: RunConfig, given: Leader, shape: Shape, folder: Path, *, with_workload: bool, precision_file: Path
+    ) -> Examination:
         assert given is leader
+        assert precision_file.parent == tmp_path / "e", "one choice for all runs of the experiment"
         assert folder == tmp_path / "e" / "doctor"
         asked.append((config, shape.ranks, with_workload))
         if isinstance(outcome, Exception):

@@ -18,6 +18,7 @@ from paceline.experiments.names import check_names
 from paceline.launch.launcher_process import Shape
 from paceline.records.experiment.design import Candidate, CandidateRole
 from paceline.records.settings import Settings
+from paceline.strategies.base.abilities import UsesAllGpus
 from paceline.strategies.base.strategy import Strategy, uses_one_rank
 from paceline.strategies.registry import create, parse_list, selected_by_set
 from paceline.workloads.given_settings import check_needed
@@ -145,7 +146,7 @@ def role_of(strategy: Strategy, ranks: int) -> CandidateRole:
     """Return the role of a strategy in an experiment."""
     if not strategy.exchanges:
         return "bound"
-    is_baseline = uses_one_rank(strategy, ranks) and not strategy.drives_all_gpus
+    is_baseline = uses_one_rank(strategy, ranks) and not isinstance(strategy, UsesAllGpus)
     return "baseline" if is_baseline else "candidate"
 
 

@@ -21,7 +21,7 @@ from paceline.config.specs import Spec, split_list
 from paceline.errors import UsageError
 from paceline.formatting import plural
 from paceline.launch.launcher_process import LauncherProcess, Shape
-from paceline.strategies.base.abilities import GivesTickets, LimitsGpus, LimitsRanks, ServesParameters
+from paceline.strategies.base.abilities import GivesTickets, LimitsRanks, ServesParameters, SlowOnGpus, UsesAllGpus
 from paceline.strategies.base.scaling import why_no_scaler
 from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create, parse_list, selected_by_set
@@ -112,7 +112,7 @@ def _user_code(settings: Mapping[str, Any]) -> list[str | None]:
 
 def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
     """Raise for settings that the strategy does not support, and for a batch too small for its workers."""
-    if isinstance(strategy, LimitsGpus):
+    if isinstance(strategy, UsesAllGpus):
         strategy.check_gpus(visible_gpus(config))
     if isinstance(strategy, LimitsRanks):
         strategy.check_ranks(ranks)
@@ -171,10 +171,10 @@ def _check_abilities(strategy: Strategy, roles: Sequence[Role]) -> None:
 
 def why_left_out_of_sets(strategy: Strategy, gpus: int) -> str | None:
     """Return a sentence on why named sets leave a strategy out, given the GPUs that ranks train on; None if not."""
-    if not gpus or not strategy.left_out_on_gpus:
+    if not gpus or not isinstance(strategy, SlowOnGpus):
         return None
     name_it = "Name it in --strategies to measure it anyway."
-    return f"{strategy.name} is left out on GPUs: {strategy.left_out_on_gpus}. {name_it}"
+    return f"{strategy.name} is left out on GPUs: {strategy.why_slow_on_gpus()}. {name_it}"
 
 
 def left_out_of_sets(text: str, gpus: int) -> list[str]:

@@ -47,7 +47,6 @@ class DataParallel(Strategy):
 
     name: ClassVar[str] = "data_parallel"
     lossless = False
-    drives_all_gpus: ClassVar[bool] = True
 
     def roles(self, world_size: int) -> list[Role]:
         return [Role.WORKER] + [Role.IDLE] * (world_size - 1)

@@ -87,8 +87,9 @@ def _key(config: RunConfig) -> str:
 
     The batch is not one of them, so that an experiment over batch sizes has one number format.
     """
-    names = ("workload", "data", "device", "channels_last", "deterministic")
-    return " ".join(f"{name}={getattr(config, name)}" for name in names)
+    layout = "channels_last" if config.channels_last else "any layout"
+    kernels = "deterministic" if config.deterministic else "any kernels"
+    return f"{config.workload} on {config.data}, {config.device}, {layout}, {kernels}"
 
 
 def _choose(config: RunConfig, workload: Workload, comm: Comm) -> PrecisionChoice:

@@ -10,17 +10,19 @@ from torch import Tensor
 from paceline import AfterBackward
 from paceline.strategies.base.abilities import (
     GivesTickets,
-    LimitsGpus,
     LimitsRanks,
     ReportsMetrics,
     ServesParameters,
+    SlowOnGpus,
     UpdatesInParts,
+    UsesAllGpus,
 )
 from paceline.strategies.registry import ENTRIES, create
 
 FEW = {
     LimitsRanks: {"parameter_server"},
-    LimitsGpus: {"data_parallel"},
+    UsesAllGpus: {"data_parallel"},
+    SlowOnGpus: {"shared_memory"},
     ServesParameters: {"parameter_server"},
     GivesTickets: {"parameter_server"},
     UpdatesInParts: {"priority"},

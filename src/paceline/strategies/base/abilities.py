@@ -17,11 +17,19 @@ class LimitsRanks(Protocol):
 
 
 @runtime_checkable
-class LimitsGpus(Protocol):
-    """Ability to run only with some numbers of GPUs on a host."""
+class UsesAllGpus(Protocol):
+    """Ability to train on all GPUs of a host in one process. It is no baseline, although one rank trains."""
 
     def check_gpus(self, gpus: int) -> None:
         """Raise a UsageError if the strategy cannot run on a host with so many GPUs; 0 for a run on CPUs."""
+
+
+@runtime_checkable
+class SlowOnGpus(Protocol):
+    """Ability to say why it is not worth measuring on GPUs, where named sets leave it out."""
+
+    def why_slow_on_gpus(self) -> str:
+        """Return the reason, as a clause."""
 
 
 @runtime_checkable

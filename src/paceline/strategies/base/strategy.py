@@ -83,10 +83,6 @@ class Strategy(ABC):
     """Supported features, out of {"clip", "accumulate", "scaler", "cuda_graph"}; checked before any process starts.
 
     "cuda_graph" means that `update` alone changes the weights, after a backward pass in which nothing is exchanged."""
-    drives_all_gpus: ClassVar[bool] = False
-    """Whether one process trains on all GPUs of its host. Such a strategy is no baseline, although one rank trains."""
-    left_out_on_gpus: ClassVar[str] = ""
-    """Reason why named sets leave the strategy out where ranks train on GPUs, as a clause; empty if they do not."""
     Options: ClassVar[type] = NoOptions
     """Dataclass of this strategy's options."""
 
