@@ -65,7 +65,8 @@ def test_a_run_goes_on_from_its_checkpoint_after_a_rank_failed(
     assert resumed.is_restart
     assert {len(steps) for steps in record.steps.values()} == {30}
     assert "Traceback" not in done.stderr
-    assert list((out / "errors").iterdir())
+    if fault == "memory":  # Rank 0 may be ended before it finds that rank 1 was killed.
+        assert list((out / "errors").iterdir())
     assert not list((out / "attempt-2" / "errors").iterdir())
     assert (out / "attempt-2" / "logs" / "rank-1.log").exists()
 

@@ -3,6 +3,9 @@
 The kernel counts the bytes. A window's bytes are the difference between two readings of its counters, both taken while
 nothing is in transit: all ranks finish a window before any rank reads, and no rank continues before all have read. Both
 ends of a connection then have the same count, including Gloo's control messages, without waiting for acknowledgements.
+
+Servers do not wait for the readings: a server may announce at any time that it can receive the next request. So a count
+of what servers send may be off by one such announcement, 48 bytes per connection and window.
 """
 
 from __future__ import annotations

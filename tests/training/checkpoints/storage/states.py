@@ -76,7 +76,8 @@ def assert_same_tensor(found: Any, expected: Tensor) -> None:
 
 
 def bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    """Return the elements' bytes, in order; a copy, since a view of one element may keep a stride other than 1."""
+    return bytes(torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1)).view(torch.uint8).numpy())
 
 
 def is_permuted(tensor: Tensor) -> bool:
