@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import torch
 
 from paceline.comm import Comm
-from paceline.comm.messages.json_messages import gather_typed, receive_typed, send_typed
+from paceline.comm.messages.json_messages import as_bytes, gather_typed, receive_typed, send_typed
 from paceline.strategies.parameter_server.staleness import Staleness
 from ranks import Pool
 
@@ -56,6 +57,15 @@ def test_gathered_text_may_be_invalid_unicode_and_numbers_not_finite(pool: Pool)
 
 def gather_texts(comm: Comm) -> list[str]:
     return gather_typed("ü" * 100 * comm.rank, str, comm.control)
+
+
+def test_bytes_of_a_view() -> None:
+    whole = torch.tensor([1.0, 2.0, 3.0])
+    one = whole[1::2]
+    assert one.stride() == (2,)
+    as_bytes(one).zero_()
+    assert whole.tolist() == [1.0, 0.0, 3.0]
+    assert as_bytes(torch.ones(2, 3, dtype=torch.int16)).tolist() == [1, 0] * 6
 
 
 def test_gathered_values_may_have_any_length(pool: Pool) -> None:

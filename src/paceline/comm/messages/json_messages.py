@@ -102,5 +102,8 @@ def _decode(kind: str, content: Any, rank: int, group: dist.ProcessGroup, tag: i
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor as a one-dimensional view of its bytes."""
-    return tensor.reshape(-1).view(torch.uint8)
+    """Return a contiguous tensor as a one-dimensional view of its bytes.
+
+    A tensor of one element is contiguous with any stride, and `reshape` keeps the stride, which `view` may refuse.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
