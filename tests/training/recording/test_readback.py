@@ -45,6 +45,7 @@ def test_numbers_on_a_gpu() -> None:
 def test_reading_does_not_wait_for_later_work() -> None:
     """A completed loss is read while the device is busy with later work."""
     done = torch.tensor(4.0, device="cuda")
+    read_numbers([done] * 3)  # Loads its kernels, which would wait for the device.
     torch.cuda.synchronize()
     end = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)  # About a second.
