@@ -122,6 +122,10 @@ FLOP_RATES = Ladder(
     )
 )
 """Floating-point operations per second."""
+WATTS = Unit(1.0, "W", 0)
+ENERGIES = Ladder(
+    (Unit(1e3, "kJ", DECIMALS), Unit(1.0, "J", DECIMALS), Unit(1e-3, "mJ", DECIMALS), Unit(1e-6, "µJ", 0))
+)
 BYTE_COST = Unit(1e-9, "ns/B", DECIMALS)
 """Time that a byte takes on a link."""
 LOSS = Unit(1, "", 4)

@@ -163,6 +163,15 @@ def test_emulated_hosts_share_the_memory_of_their_machine() -> None:
     assert only(examination(*ranks, link=on_two_hosts().link), "memory", "problem")
 
 
+def test_gpus_without_readings_are_named_with_the_reason() -> None:
+    gpu = {"device": "H200", "device_memory_bytes": 140 * GB, "device_free_bytes": 139 * GB}
+    missing = "the package nvidia-ml-py is not installed"
+    ranks = [rank_info(rank, device_index=rank, without_gpu_readings=missing, **gpu) for rank in range(2)]
+    (found,) = [one for one in findings(examination(*ranks)) if "Utilisation and power" in one.message]
+    assert (found.level, found.fix) == ("note", "pip install nvidia-ml-py")
+    assert found.message.endswith(f"are not recorded on ranks 0–1: {missing}.")
+
+
 def test_a_gpu_that_is_too_small() -> None:
     gpu = {"device": "T4", "device_memory_bytes": 16 * GB, "device_free_bytes": 15 * GB}
     ranks = [rank_info(rank, device_index=0, **gpu) for rank in range(2)]

@@ -79,7 +79,7 @@ def test_a_run_without_steps_has_no_values() -> None:
     values = msgspec.structs.asdict(summarise_rank(2, Steps.of([])))
     assert (values.pop("rank"), values.pop("steps"), values.pop("samples")) == (2, 0, 0)
     assert values.pop("skipped_samples") == 0
-    assert len(values) == 14
+    assert len(values) == 17
     assert set(values.values()) == {None}
 
 

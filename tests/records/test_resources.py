@@ -72,7 +72,7 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, damage: str) -> None:
 def test_a_sample_without_valid_numbers_is_an_error(tmp_path: Path, damage: str) -> None:
     write_samples(RunFolder(tmp_path), 0)
     file = tmp_path / "resources-0.csv"
-    file.write_text(file.read_text() + damage + ",,,,,\n")
+    file.write_text(file.read_text() + damage + "," * (len(ResourceRow._fields) - 5) + "\n")
     with pytest.raises(RecordError, match=r"resources-0.csv is damaged: a sample"):
         read_resources(file)
 
@@ -102,3 +102,13 @@ def test_missing_columns_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "resources-0.csv").write_text("time_s,cpu_s\n1,2\n")
     with pytest.raises(RecordError, match="the header line lacks columns"):
         read_resources(tmp_path / "resources-0.csv")
+
+
+def test_records_of_older_versions_have_no_readings_of_gpus(tmp_path: Path) -> None:
+    write_samples(RunFolder(tmp_path), 0)
+    file = tmp_path / "resources-0.csv"
+    older = [",".join(line.split(",")[:10]) for line in file.read_text().splitlines()]
+    file.write_text("\n".join(older) + "\n")
+    samples = read_resources(file)
+    assert samples["host_available_bytes"][0] == FULL.host_available_bytes
+    assert np.isnan(samples["gpu_busy"]).all()

@@ -156,7 +156,7 @@ def measure(path: Path) -> None:
     for run in (RunFolder(path / f"repeat-{repeat}" / "4") for repeat in (1, 2, 3)):
         for rank in range(3):
             writer = ResourceWriter(run, rank)
-            base = ResourceRow(0, 0, 100, 4, 0, 5, 6, 0.5, 11, 12)
+            base = ResourceRow(0, 0, 100, 4, 0, 5, 6, 0.5, 11, 12, 0.9, 400.0, None, 1980, 0, 0)
             writer.write([base._replace(time_s=time_s, cpu_s=time_s / 2) for time_s in (0.0, 5.0)])
             writer.close()
         write_profile(Profile(5, 6, 0.1, [Operator("aten::mm", 3, 0.3, 0.4, 0.5, 0.6)], rest=None), run, 0)

@@ -8,6 +8,7 @@ from paceline.analysis.chance import Chance, chance_of, epochs_of, is_stuck
 from paceline.analysis.core_sharing import sharing_advice, sharing_in_run, sharing_sentence
 from paceline.analysis.divergence import diverged_runs, divergence_cause
 from paceline.analysis.exclusions import DRIFT, largest_drift
+from paceline.analysis.gpu_use import limited_clocks
 from paceline.analysis.other_load import OtherLoad, other_load
 from paceline.analysis.precision import choice_sentence
 from paceline.analysis.record_set import RecordSet
@@ -68,6 +69,7 @@ def caveats(
     yield from _slowed(record_set)
     yield from _resumed(record_set)
     yield from _without_graphs(record_set)
+    yield from limited_clocks(record_set)
     yield from _beside_other_load(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))

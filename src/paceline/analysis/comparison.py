@@ -14,6 +14,7 @@ from paceline.analysis.costs import CostTable, cost_of, cost_table
 from paceline.analysis.decision import ERROR_RATE, Decision, decide
 from paceline.analysis.divergence import DivergedRun, diverged_runs
 from paceline.analysis.exclusions import ALTERNATIVES, Exclusion, exclusions
+from paceline.analysis.gpu_use import gpu_busy, gpu_j_per_sample, gpu_power_w
 from paceline.analysis.learning import Learning, accuracy_gain, converging_runs, learning_of
 from paceline.analysis.loss_difference import LossDifference, loss_differences
 from paceline.analysis.noise_scale import noise_scale
@@ -70,6 +71,12 @@ class CandidateRow:
     """Peak memory of the rank that needed most, while training."""
     cpu_s: Estimate | None
     """CPU time per step of all ranks that train; separate servers are not included."""
+    gpu_busy: Estimate | None
+    """Share of the time in which the GPUs of its ranks ran a kernel, on average; None without NVML."""
+    gpu_power_w: Estimate | None
+    """Power of the GPUs of its ranks together."""
+    gpu_j_per_sample: Estimate | None
+    """Energy of these GPUs per training sample."""
     checkpoint_share: Estimate | None
     """Share of the run's time that writing checkpoints costs; None without checkpoints."""
     workers: int | None
@@ -396,6 +403,9 @@ def _row(
         best_step=statistics.median([best.step for best in bests]) if bests else None,
         peak_bytes=max([rank.peak_bytes for rank in ranks if rank.peak_bytes is not None], default=None),
         cpu_s=estimate_times(_known(map(_cpu_s, summaries))),
+        gpu_busy=estimate_levels(_known(map(gpu_busy, summaries))),
+        gpu_power_w=estimate_levels(_known(map(gpu_power_w, summaries))),
+        gpu_j_per_sample=estimate_times(_known(map(gpu_j_per_sample, summaries))),
         checkpoint_share=estimate_shares([cost.share for cost in map(checkpoint_cost, runs) if cost]),
         workers=first.topology.workers if first else None,
         batch=first.topology.batch if first else None,

@@ -29,7 +29,7 @@ RANK_FIGURES = (
 """Fields of a rank's row that come from its summaries."""
 HUB_SHARE = 0.95
 """Share of all bytes from which a rank counts as the hub; not 1, since buffers may take another path."""
-USAGE_FIGURES = ("device_bytes", "device_used_bytes", "collections", "collection_s")
+USAGE_FIGURES = ("device_bytes", "device_used_bytes", "collections", "collection_s", "gpu_busy", "gpu_power_w")
 """Fields of a rank's row that come from samples of its process."""
 
 
@@ -59,6 +59,9 @@ class RankRow:
     collections: float | None
     """Number of garbage collections during training."""
     collection_s: float | None
+    gpu_busy: float | None
+    """Share of the time in which the rank's GPU ran a kernel, of any process."""
+    gpu_power_w: float | None
 
 
 def rank_rows(runs: Sequence[RunRecord]) -> list[RankRow]:

@@ -39,6 +39,15 @@ class RankUsage:
     collection_s: float
     sampler_share: float | None
     """CPU time of the sampler ÷ wall time."""
+    gpu_busy: float | None
+    """Mean share of the time in which its GPU ran a kernel, of any process."""
+    gpu_power_w: float | None
+    """Mean power of its GPU."""
+    gpu_clock_mhz: float | None
+    """Median clock of its GPU."""
+    gpu_limited_by_power: float | None
+    """Share of the samples in which the power limit lowered the clock of its GPU."""
+    gpu_limited_by_heat: float | None
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,11 @@ def usage_between(
         collections=len(collections),
         collection_s=sum(mark.end_s - mark.start_s for mark in collections),
         sampler_share=_rate(samples, "sampler_cpu_s", first_s, last_s),
+        gpu_busy=mean_over_time(samples["time_s"], samples["gpu_busy"], first_s, last_s),
+        gpu_power_w=_mean_power_w(samples, first_s, last_s),
+        gpu_clock_mhz=_of(np.median, samples["gpu_clock_mhz"][during]),
+        gpu_limited_by_power=_of(np.mean, samples["gpu_limited_by_power"][during]),
+        gpu_limited_by_heat=_of(np.mean, samples["gpu_limited_by_heat"][during]),
     )
 
 
@@ -155,6 +169,16 @@ def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> fl
         return None
     begun, ended = np.interp([first_s, last_s], samples["time_s"], samples[counter])
     return float((ended - begun) / (last_s - first_s))
+
+
+def _mean_power_w(samples: Resources, first_s: float, last_s: float) -> float | None:
+    """Return the mean power by the GPU's counter of energy; where it has none, the mean of the sampled power."""
+    counted = np.isfinite(samples["gpu_energy_j"])
+    if counted.sum() < 2:
+        return mean_over_time(samples["time_s"], samples["gpu_power_w"], first_s, last_s)
+    return _rate(
+        Resources({name: values[counted] for name, values in samples.columns.items()}), "gpu_energy_j", first_s, last_s
+    )
 
 
 def mean_over_time(times: FloatColumn, shares: FloatColumn, first_s: float, last_s: float) -> float | None:

@@ -76,6 +76,7 @@ class RankTotals:
         used: RankUsage | None = None,
         peak_bytes: int | None = None,
         split: Split | None = None,
+        gpu: str | None = None,
     ) -> RankSummary:
         """Return the rank's results. Without steps after the warm-up, times are of all steps but the first."""
         times = self._later if self._later.count else self._warm_up
@@ -103,6 +104,9 @@ class RankTotals:
             resident_bytes=None if resident_bytes is None else int(resident_bytes),
             split=split,
             skipped_samples=self._skipped_samples,
+            gpu=gpu,
+            gpu_busy=used.gpu_busy if used else None,
+            gpu_power_w=used.gpu_power_w if used else None,
         )
 
 

@@ -19,6 +19,7 @@ from paceline.measure.bf16_instructions import has_bf16_instructions
 from paceline.measure.capacity import available_memory_bytes, free_disk_bytes, memory_limits
 from paceline.measure.cgroups import CGROUP_ROOT, SELF_CGROUP
 from paceline.measure.cores import affine_cores, cgroup_quota, usable_cores
+from paceline.measure.gpu_readings import why_no_readings
 from paceline.measure.host import boot_id, network_id
 from paceline.measure.matrix_product import FLOP, fastest_products_s
 from paceline.records import provenance
@@ -97,6 +98,7 @@ def own_rank_info(rank: int, world: World, placement: Placement, folder: Path) -
         folder=str(folder.resolve()),
         disk_free_bytes=free_disk_bytes(folder),
         versions={"python": about.python, **about.versions},
+        without_gpu_readings=why_no_readings(device),
         clock_offset_s=0.0,
         clock_error_s=0.0,
     )

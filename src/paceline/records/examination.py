@@ -78,6 +78,8 @@ class RankInfo(Struct, frozen=True, kw_only=True):
     """FLOP per second in a matrix product on the threads of the rank, while all ranks compute; None on a GPU."""
     bf16_flop_per_s: Positive | None = None
     """The same in bf16; None without instructions for it."""
+    without_gpu_readings: str | None = None
+    """Reason why utilisation and power of its GPU are not recorded, as a clause; None if they are, and on a CPU."""
     clock_offset_s: float
     """Time of day on its clock minus that of rank 0."""
     clock_error_s: float

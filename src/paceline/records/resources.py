@@ -38,14 +38,16 @@ def read_resources(file: Path) -> Resources:
     """Read one rank's samples."""
     header, *lines = whole_lines(read_text(file)) or [schema.RESOURCES_HEADER.strip()]
     names = header.split(",")
-    if not set(schema.ResourceRow._fields) <= set(names):
+    added = schema.ResourceRow._field_defaults.keys()
+    if not set(schema.ResourceRow._fields) <= {*names, *added}:
         raise RecordError(f"{file} is damaged: the header line lacks columns.")
     try:
         rows = [[float(value or "nan") for value in line.split(",")] for line in lines]
         table = np.array(rows, dtype=np.float64).reshape(len(lines), len(names))
     except ValueError:
         raise RecordError(f"{file} is damaged: a line does not contain {len(names)} numbers.") from None
-    columns = {name: table[:, index] for index, name in enumerate(names)}
+    columns = {name: np.full(len(lines), np.nan) for name in added}
+    columns |= {name: table[:, index] for index, name in enumerate(names)}
     known = {name: values if name in ALWAYS else values[~np.isnan(values)] for name, values in columns.items()}
     if not all(map(is_measured, known.values())) or (np.abs(columns["time_s"]) >= MAX_TIME_S).any():
         raise RecordError(f"{file} is damaged: a sample has a value that is missing or out of range.")

@@ -146,15 +146,30 @@ class ResourceRow(NamedTuple):
     host_used_bytes: int | None
     host_available_bytes: int | None
     """Memory of the host that can be allocated without swapping."""
+    gpu_busy: float | None = None
+    """Share of the time in which the rank's GPU ran a kernel, of any process, over a fraction of a second before the
+    row."""
+    gpu_power_w: float | None = None
+    """Power that the GPU draws, whatever processes use it, as the figures below."""
+    gpu_energy_j: float | None = None
+    """Energy that it has used since its driver was loaded."""
+    gpu_clock_mhz: int | None = None
+    """Clock of its multiprocessors."""
+    gpu_limited_by_power: int | None = None
+    """1 if the power limit lowers its clock, else 0."""
+    gpu_limited_by_heat: int | None = None
 
     def to_csv(self) -> str:
         """Return the CSV line."""
         times = f"{self.time_s:.4f},{self.cpu_s:.4f},{self.resident_bytes},{self.threads},{self.sampler_cpu_s:.6f}"
         device = f"{_cell(self.device_bytes)},{_cell(self.device_used_bytes)}"
         busy = "" if self.host_busy is None else f"{self.host_busy:.4f}"
-        return f"{times},{device},{busy},{_cell(self.host_used_bytes)},{_cell(self.host_available_bytes)}\n"
+        host = f"{busy},{_cell(self.host_used_bytes)},{_cell(self.host_available_bytes)}"
+        return ",".join([times, device, host, *map(_cell, self[len(ResourceRow._fields) - GPU_COLUMNS :])]) + "\n"
 
 
+GPU_COLUMNS = len(ResourceRow._field_defaults)
+"""Last columns, which records of older versions do not have."""
 RESOURCES_HEADER = ",".join(ResourceRow._fields) + "\n"
 
 
@@ -181,5 +196,5 @@ class MarkRow(NamedTuple):
 MARKS_HEADER = ",".join(MarkRow._fields) + "\n"
 
 
-def _cell(value: int | None) -> str:
+def _cell(value: float | None) -> str:
     return "" if value is None else str(value)

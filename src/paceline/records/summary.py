@@ -81,6 +81,12 @@ class RankSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time split of the mean step; None if events were not collected."""
     skipped_samples: Count = 0
     """Samples of steps that were skipped; average loss and accuracy leave them out."""
+    gpu: str | None = None
+    """Identity of its GPU, which ranks that share it have in common; None on a CPU and in records of older versions."""
+    gpu_busy: float | None = None
+    """Mean share of the time in which its GPU ran a kernel, of any process. This and the power need NVML."""
+    gpu_power_w: float | None = None
+    """Mean power of its GPU while it trained, whatever processes used it."""
 
 
 class PairTraffic(Struct, frozen=True):

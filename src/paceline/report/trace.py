@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -178,6 +179,10 @@ def _resource_counters(rank: int, run: RunRecord) -> Iterator[TraceEvent]:
         yield _counter(rank, "CPU, %", float(time_s), round(100 * float(share), 1))
     for time_s, size in zip(samples["time_s"], samples["resident_bytes"], strict=True):
         yield _counter(rank, "memory, MB", float(time_s), round(float(size) / 1e6, 1))
+    for name, column, scale in (("GPU, %", "gpu_busy", 100), ("GPU power, W", "gpu_power_w", 1)):
+        for time_s, value in zip(samples["time_s"], samples[column], strict=True):
+            if math.isfinite(value):
+                yield _counter(rank, name, float(time_s), round(scale * float(value), 1))
 
 
 def _counter(rank: int, name: str, time_s: float, value: float) -> TraceEvent:

@@ -18,10 +18,11 @@ from paceline.analysis.remaining_time import RemainingTime
 from paceline.records import EventWriter, RunDescription, RunFolder, StepRow, StepWriter
 from paceline.records.description import RecordedEmulation
 from paceline.records.events import ConfigEvent, EpochEvent, EvaluationEvent, LogEvent, StartEvent
+from paceline.records.schema import ResourceRow
 from paceline.records.summary import EvaluationResult
-from paceline.records.writer import encode
+from paceline.records.writer import ResourceWriter, encode
 from paceline.report.live import run as live
-from paceline.report.live.run import LiveRun, Tail, configuration_line
+from paceline.report.live.run import GpuTail, LiveRun, Tail, configuration_line
 from run_models import PROVENANCE, recipe, recorded_settings, topology
 
 TOPOLOGY = topology(3, batch=64, batch_per_rank=[21, 22], cores=4.0, parameters=53_762)
@@ -72,6 +73,21 @@ def test_a_tail_returns_each_line_once_and_complete(tmp_path: Path) -> None:
             seen += tail.new_lines()
     assert seen == ["first", "second, ä", "", "last"]
     assert tail.new_lines() == []
+
+
+def test_the_latest_readings_of_a_gpu(tmp_path: Path) -> None:
+    tail = GpuTail(tmp_path / "resources-0.csv")
+    assert tail.latest() == ""
+    writer = ResourceWriter(RunFolder(tmp_path), 0)
+    base = ResourceRow(0, 0, 100, 4, 0, 5, 6, None, None, None)
+    writer.write([base])
+    assert tail.latest() == ""
+    writer.write([base._replace(gpu_busy=0.5, gpu_power_w=300.0), base._replace(gpu_busy=0.931, gpu_power_w=412.3)])
+    assert tail.latest() == "GPU 93%, 412 W"
+    assert tail.latest() == "GPU 93%, 412 W"
+    writer.write([base._replace(gpu_power_w=99.6)])
+    assert tail.latest() == "GPU 100 W"
+    writer.close()
 
 
 def test_events_are_printed_as_they_are_written(folder: RunFolder) -> None:

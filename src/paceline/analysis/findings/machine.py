@@ -28,7 +28,19 @@ BF16_FASTER = 1.2
 
 def machine_findings(examination: Examination) -> Iterator[Finding]:
     """Yield the findings in the order of the checks."""
-    for check in (_network, _ports, _clocks, _cores, _memory, _gpu_memory, _disk, _versions, _devices, _precision):
+    for check in (
+        _network,
+        _ports,
+        _clocks,
+        _cores,
+        _memory,
+        _gpu_memory,
+        _gpu_readings,
+        _disk,
+        _versions,
+        _devices,
+        _precision,
+    ):
         yield from check(examination)
 
 
@@ -225,6 +237,15 @@ def _gpu_memory(examination: Examination) -> Iterator[Finding]:
             continue
         message = f"{format_workload(needs)} needs up to {size(peak)} for tensors; {available}."
         yield Finding(*_fits(peak, free, "memory"), message, _memory_fix(peak, free, examination, ranks))
+
+
+def _gpu_readings(examination: Examination) -> Iterator[Finding]:
+    """Say where utilisation and power of GPUs are not recorded."""
+    for reason, ranks in ranks_by(examination.ranks, lambda rank: rank.without_gpu_readings or "").items():
+        if reason:
+            message = f"Utilisation and power of the GPUs are not recorded on {format_ranks(ranks)}: {reason}."
+            fix = "pip install nvidia-ml-py" if "not installed" in reason else ""
+            yield Finding("note", "devices", message, fix)
 
 
 def _fits(need: float, free: float, topic: str) -> tuple[Level, str]:

@@ -168,6 +168,9 @@ RESOURCE_FIGURES: tuple[Figure[Any], ...] = (
         definition="Cores in use ÷ the usable cores of the hosts of these ranks.",
         terminal=InTerminal("CPU", 8),
     ),
+    figure_of_candidate("gpu_busy", terminal=InTerminal("GPU", 8)),
+    figure_of_candidate("gpu_power_w", terminal=InTerminal("GPU power", 7)),
+    figure_of_candidate("gpu_j_per_sample", terminal=InTerminal("GPU energy/sample", 6)),
     _estimate(
         "flop_per_s",
         heading="Model FLOP/s",

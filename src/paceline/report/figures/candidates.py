@@ -11,7 +11,7 @@ from paceline.analysis.comparison import CandidateRow
 from paceline.analysis.divergence import DivergedRun
 from paceline.analysis.statistics import Estimate
 from paceline.analysis.steps.split import PARTS
-from paceline.formatting import ACCURACY, FACTOR, LOSS, SHARE, SIZES, TENTHS, TIMES, WHOLE
+from paceline.formatting import ACCURACY, ENERGIES, FACTOR, LOSS, SHARE, SIZES, TENTHS, TIMES, WATTS, WHOLE
 from paceline.records.writer import json_safe
 from paceline.report.definitions import PEAK_MEMORY, SPLIT_TERMS
 from paceline.report.figures.figure import Figure, InTerminal, csv_values, json_values
@@ -182,6 +182,35 @@ CANDIDATE_FIGURES: tuple[Figure[CandidateRow], ...] = (
         "CPU time ÷ wall time during training. Servers that do not train are not included.",
         is_estimate=True,
         terminal=InTerminal("CPU/step", 2),
+    ),
+    Figure(
+        key="gpu_busy",
+        heading="GPU use",
+        format=SHARE,
+        definition="Share of the time in which a GPU ran a kernel, by NVML: the mean during training and over the "
+        "GPUs of the ranks. All processes on a GPU count, and a GPU that ranks share counts once. A kernel that uses a "
+        "small part of the GPU counts like one that uses all of it, so 100% does not mean that nothing can be gained.",
+        is_estimate=True,
+        terminal=InTerminal("GPU", 3),
+    ),
+    Figure(
+        key="gpu_power_w",
+        heading="GPU power",
+        format=WATTS,
+        definition="Mean power of the GPUs of all ranks together during training, by NVML: the increase of their "
+        "energy counters ÷ time, or the mean of samples where a GPU has no counter. A GPU that ranks share counts "
+        "once.",
+        is_estimate=True,
+        terminal=InTerminal("GPU power", 2),
+    ),
+    Figure(
+        key="gpu_j_per_sample",
+        heading="GPU energy per sample",
+        format=ENERGIES,
+        definition="GPU power ÷ samples per second: the energy of the GPUs for one training sample, without that of "
+        "the hosts.",
+        is_estimate=True,
+        terminal=InTerminal("GPU energy/sample", 1),
     ),
     Figure(
         key="checkpoint_share",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.analysis.ranks import RankRow
-from paceline.formatting import ACCURACY, LOSS, SHARE, SIZES, TIMES, WHOLE
+from paceline.formatting import ACCURACY, LOSS, SHARE, SIZES, TIMES, WATTS, WHOLE
 from paceline.report.definitions import PEAK_MEMORY, Definition
 from paceline.report.figures.figure import Figure, InTerminal, csv_values, json_values
 
@@ -123,6 +123,30 @@ RANK_FIGURES: tuple[Figure[RankRow], ...] = (
         heading="GPU memory in use",
         format=SIZES,
         definition="Highest total use of that GPU's memory, by all processes, in any sample.",
+    ),
+    Figure(
+        key="gpu_busy",
+        heading="GPU",
+        format=SHARE,
+        definition=Definition(
+            "rank_gpu_busy",
+            "GPU (of a rank)",
+            "Share of the time in which the rank's GPU ran a kernel, by NVML: the mean during training. It is the "
+            "GPU's figure, not the rank's: all processes on the GPU count, and ranks that share a GPU have the "
+            "same figure.",
+        ),
+        terminal=InTerminal("GPU", 6),
+    ),
+    Figure(
+        key="gpu_power_w",
+        heading="GPU power",
+        format=WATTS,
+        definition=Definition(
+            "rank_gpu_power_w",
+            "GPU power (of a rank)",
+            "Mean power of the rank's GPU during training, by NVML. Ranks that share a GPU have the same figure.",
+        ),
+        terminal=InTerminal("GPU power", 4),
     ),
     Figure(
         key="collections",

@@ -26,10 +26,10 @@ from paceline.formatting import join_names, plural, scientific, seconds
 from paceline.records.events import RUN_EVENTS, EvaluationEvent, StartEvent
 from paceline.records.experiment.design import Design
 from paceline.records.parity import Parity
-from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, steps_file
+from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, resources_file, steps_file
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of
-from paceline.report.live.run import Display, EventTail, Tail, format_evaluation
+from paceline.report.live.run import Display, EventTail, GpuTail, Tail, format_evaluation
 from paceline.report.run_description import format_remaining, on_hosts, run_length
 from paceline.report.terminal.doctor import LiveExamination
 
@@ -165,6 +165,7 @@ class LiveTable:
 
     def _follow(self, progress: Progress, schedule: Sequence[ShownRun], title: str, stop: threading.Event) -> None:
         steps = [Tail(scheduled.folder / steps_file(0)) for scheduled in schedule]
+        gpus = [GpuTail(scheduled.folder / resources_file(0)) for scheduled in schedule]
         events = [EventTail(scheduled.folder / EVENTS_FILE) for scheduled in schedule]
         trained = [0] * len(schedule)
         tested = [""] * len(schedule)
@@ -180,6 +181,8 @@ class LiveTable:
                     tested[done] = f" ({format_evaluation(event.test)})"
             trained[done] += sum(not line.startswith("step") for line in steps[done].new_lines())
             description = escape(schedule[done].name) + tested[done]
+            gpu = gpus[done].latest()
+            description += f" ({gpu})" if gpu else ""
             progress.update(self._current, description=description, completed=trained[done])
 
     def _figures(self) -> Table:

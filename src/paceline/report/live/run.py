@@ -30,7 +30,7 @@ from paceline.config.run import EPOCH
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.config.whole_number import whole_number
 from paceline.errors import RecordError
-from paceline.formatting import count, number, percent, plural, seconds, short, whole
+from paceline.formatting import WATTS, count, number, percent, plural, seconds, short, whole
 from paceline.records import RunDescription, Topology
 from paceline.records.decoder import read_model
 from paceline.records.description import RecordedRecipe
@@ -46,7 +46,7 @@ from paceline.records.events import (
     StartEvent,
     decode_event,
 )
-from paceline.records.schema import EVENTS_FILE, RUN_FILE, steps_file
+from paceline.records.schema import EVENTS_FILE, RUN_FILE, ResourceRow, resources_file, steps_file
 from paceline.records.summary import EvaluationResult
 from paceline.report.run_description import format_remaining
 
@@ -75,6 +75,29 @@ class Tail:
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         return whole.decode().split("\n")[:-1]
+
+
+class GpuTail(Tail):
+    """Reader of the latest use and power of a rank's GPU, from its samples."""
+
+    _shown = ""
+
+    def latest(self) -> str:
+        """Return the latest figures, as in "GPU 93%, 412 W"; empty where the GPU reports none."""
+        for line in self.new_lines()[-1:]:
+            cells = dict(zip(ResourceRow._fields, line.split(","), strict=False))
+            busy, power_w = (_number(cells.get(name)) for name in ("gpu_busy", "gpu_power_w"))
+            words = [] if busy is None else [f"GPU {percent(busy, 0)}"]
+            words += [] if power_w is None else [WATTS.text(power_w) if words else f"GPU {WATTS.text(power_w)}"]
+            self._shown = ", ".join(words)
+        return self._shown
+
+
+def _number(cell: str | None) -> float | None:
+    try:
+        return float(cell) if cell else None
+    except ValueError:  # The header line.
+        return None
 
 
 class EventTail(Tail):
@@ -141,12 +164,14 @@ class LiveRun(FolderFollower):
         self._quiet = quiet
         self._events = EventTail(folder / EVENTS_FILE, from_end=True)
         self._steps = Tail(folder / steps_file(0))
+        self._gpu = GpuTail(folder / resources_file(0))
         progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[gpu]}"),
             TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
@@ -168,7 +193,7 @@ class LiveRun(FolderFollower):
         self._eval_every: str = ""
         self._epoch_steps: int | None = None
         self._last_event_s = 0.0
-        self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="", left="")
+        self._task: TaskID = self._progress.add_task("starting ranks", total=None, figures="", gpu="", left="")
 
     def catch_up(self) -> None:
         for event in self._events.new_events(RUN_EVENTS):
@@ -192,7 +217,7 @@ class LiveRun(FolderFollower):
             self._last_event_s = event.time_s
         rows = sum(not line.startswith("step") for line in self._steps.new_lines())
         self._trained += rows
-        self._progress.update(self._task, completed=self._trained, left=self._time_left())
+        self._progress.update(self._task, completed=self._trained, gpu=self._gpu.latest(), left=self._time_left())
 
     def _time_left(self) -> str:
         """Return the remaining time of training and its evaluations, as measured so far; empty while it is unknown."""

@@ -14,6 +14,7 @@ from paceline.analysis.steps.split import split_of
 from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.measure.activity import ACTIVITY
+from paceline.measure.gpu_readings import gpu_identity
 from paceline.measure.memory import peak_bytes, reset_peak
 from paceline.measure.profiler import StepProfiler
 from paceline.measure.run_monitor import RunMonitor
@@ -153,7 +154,8 @@ class Recording:
         without = frozenset(step - first for step in self.windows.totals.profiled_steps if step >= first)
         split = split_of(read_timeline(timeline), without) if timeline.is_file() else None
         peak = peak_bytes(self._comm.device) if self._peak_is_ours else None
-        return totals.summary(rank, used=used, peak_bytes=peak, split=split)
+        gpu = gpu_identity(self._comm.device)
+        return totals.summary(rank, used=used, peak_bytes=peak, split=split, gpu=gpu)
 
     def write_summary(self, summary: Summary) -> None:
         """Write the figures of the whole run, which may not be complete yet."""

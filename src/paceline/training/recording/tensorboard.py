@@ -92,6 +92,8 @@ class TensorBoardWriter:
         self._add("resources/resident_mb", now.resident_bytes / 1e6, step)
         if now.device_bytes is not None:
             self._add("resources/device_mb", now.device_bytes / 1e6, step)
+        self._add("resources/gpu_percent", None if now.gpu_busy is None else 100 * now.gpu_busy, step)
+        self._add("resources/gpu_watts", now.gpu_power_w, step)
         self._before = now
 
     def _add(self, tag: str, value: float | None, step: int) -> None:
