@@ -146,6 +146,9 @@ class RunConfig:
     cuda_graph: CudaGraphMode = setting("off", unused_by=("doctor",))
     """Replay forward, backward and update as CUDA graphs: a GPU then does not wait for the host to start each kernel.
     auto takes them if a few steps have the same losses and weights as without, on stops if they have not."""
+    compile: bool = setting(False, unused_by=("doctor",))
+    """Compile the model with torch.compile before the first step. Evaluation, and batches of another size than the
+    first, run without; the parity proof does, too."""
     backend: Backend = "auto"
     """Communication back end; auto takes nccl if every rank has its own GPU, else gloo."""
     deterministic: bool = False

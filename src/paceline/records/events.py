@@ -26,6 +26,12 @@ class ConfigEvent(Topology, frozen=True, kw_only=True, tag_field="event", tag="c
     time_s: Seconds = 0.0
 
 
+class CompilingEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="compiling"):
+    """The model is compiled, before training starts."""
+
+    time_s: Seconds = 0.0
+
+
 class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"):
     """Training starts."""
 
@@ -256,6 +262,7 @@ class StageEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="stag
 
 RunEvent = (
     ConfigEvent
+    | CompilingEvent
     | StartEvent
     | LogEvent
     | EpochEvent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.comm.group import Comm
 from paceline.config import RunConfig
+from paceline.training.compiled import without_compiled_code
 from paceline.training.precision import autocast
 from paceline.workloads.batches import Source
 from paceline.workloads.workload import Workload
@@ -32,7 +33,8 @@ def evaluation_mode(model: nn.Module, config: RunConfig, device: torch.device) -
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), autocast(config.precision, device):
+        stance = without_compiled_code() if config.compile else nullcontext()
+        with torch.no_grad(), autocast(config.precision, device), stance:
             yield
     finally:
         for module, training in modes:  # Restore each module: a fine-tuned model may keep some in evaluation mode.

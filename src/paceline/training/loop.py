@@ -17,7 +17,7 @@ from paceline.config import ENDLESS, RunConfig
 from paceline.errors import CheckpointError, DivergenceError, PreemptedError, WorkloadError
 from paceline.measure.activity import ACTIVITY
 from paceline.measure.steps import AGREE, DATA
-from paceline.records.events import EpochEvent, StartEvent
+from paceline.records.events import CompilingEvent, EpochEvent, StartEvent
 from paceline.training.checkpoints.checkpointer import Checkpointer, check_position_is_known
 from paceline.training.checkpoints.resume import ResumePoint, load_into
 from paceline.training.divergence import DivergenceCheck
@@ -123,11 +123,16 @@ class TrainingLoop:
         """Train for the configured epochs, steps or seconds, or until the target is reached."""
         total = self._total
         source = self.source
+        compile_s = None
+        if self.config.compile:
+            self.recording.write_event(CompilingEvent())
+            compile_s = self.training_step.compile_model()
         start = StartEvent(
             steps=total,
             steps_per_epoch=source.expected_steps,
             dropped=source.dropped,
             start_up_s=None if self.launched_at_s is None else max(0.0, time.time() - self.launched_at_s),
+            compile_s=compile_s,
         )
         self.recording.write_event(start)
         _ = self.learning_rate  # Raises before the first step if the schedule needs a length that is unknown.

@@ -20,6 +20,7 @@ from paceline.training.checkpoints.resume import find_resume_point
 from paceline.training.checkpoints.storage.weights import save_weights
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
+from paceline.training.compiled import check_can_compile, compile_in_place
 from paceline.training.loop import RAISED_ON_ALL_RANKS, TrainingLoop
 from paceline.training.optimizers.make import make_optimizer
 from paceline.training.rank_setup import RankSetup, check_batch_fits, set_up_rank
@@ -96,6 +97,9 @@ def _run_as_worker(
         resumed=None if point is None else point.resumed,
     ) as recording:
         recording.describe(dataclasses.asdict(config), _topology(setup, source.batch, flop), command)
+        if config.compile:
+            check_can_compile(comm.device.type)
+            compile_in_place(model)
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
         sync.guard_replicas(config.replica_guard)
         sync.measure_noise(config.noise_scale, config.accumulate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch.amp import GradScaler
 
 from paceline.config import RunConfig
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER
+from paceline.training.compiled import CompiledForms, compile_now
 from paceline.training.precision import autocast
 from paceline.training.recording.recording import Recording
 from paceline.training.sync import Sync
@@ -38,6 +40,18 @@ class TrainingStep:
         self.scaler = scaler
         self.model: nn.Module = sync.model
         """Module that a forward pass calls."""
+        self.compiled = CompiledForms() if config.compile else None
+        """Micro-batches for which the model is compiled; None if it is not compiled."""
+
+    def compile_model(self) -> float | None:
+        """Compile the model before the first step; return the seconds it took, None if it was not done."""
+        if self.compiled is None:
+            return None
+        return compile_now(self.config, self.workload, self.sync, self.source, self.compiled)
+
+    def forward_context(self, batch: Any) -> AbstractContextManager[Any]:
+        """Return the context for the forward pass of a micro-batch that decides whether compiled code is used."""
+        return nullcontext() if self.compiled is None else self.compiled.context(batch)
 
     def between_windows(self) -> None:
         """Prepare the next steps, while no time is measured; called on all ranks."""
@@ -56,7 +70,12 @@ class TrainingStep:
         stopwatch.lap(DATA)
         self.sync.noise.begin_micro_batch(micro_batch.samples, micro_batch.weight)
         with self.sync.microbatch(last=last):
-            with autocast(self.config.precision, self.source.share.device):
+            # Compiled code contains its casts, and depends on whether autocast keeps them, as graphs do not let it.
+            keeps_casts = self.compiled is None
+            with (
+                autocast(self.config.precision, self.source.share.device, keeps_casts=keeps_casts),
+                self.forward_context(batch),
+            ):
                 outcome = self.workload.forward(self.model, batch)
             self.recorder.add_micro_batch(micro_batch.samples, outcome.loss, self.workload.count_correct(outcome))
             stopwatch.lap(FORWARD)
@@ -77,6 +96,8 @@ class TrainingStep:
         if is_skipped and self.scaler is not None:
             sync.buffers.restore()
         self.stopwatch.lap(OPTIMISER)
+        if self.compiled is not None:
+            self.compiled.end_step()
         return is_skipped
 
     def close(self) -> None:

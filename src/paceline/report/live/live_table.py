@@ -23,7 +23,7 @@ from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.formatting import join_names, plural, scientific, seconds
-from paceline.records.events import RUN_EVENTS, EvaluationEvent, StartEvent
+from paceline.records.events import RUN_EVENTS, CompilingEvent, EvaluationEvent, StartEvent
 from paceline.records.experiment.design import Design
 from paceline.records.parity import Parity
 from paceline.records.schema import EVENTS_FILE, FINISHED_FILE, resources_file, steps_file
@@ -175,8 +175,12 @@ class LiveTable:
             if done == len(schedule):
                 continue
             for event in events[done].new_events(RUN_EVENTS):
-                if isinstance(event, StartEvent) and event.steps:
-                    progress.update(self._current, total=event.steps)
+                if isinstance(event, StartEvent):
+                    tested[done] = ""  # It has been compiled.
+                    if event.steps:
+                        progress.update(self._current, total=event.steps)
+                elif isinstance(event, CompilingEvent):
+                    tested[done] = " (compiling)"
                 elif isinstance(event, EvaluationEvent):
                     tested[done] = f" ({format_evaluation(event.test)})"
             trained[done] += sum(not line.startswith("step") for line in steps[done].new_lines())

@@ -37,6 +37,7 @@ from paceline.records.description import RecordedRecipe
 from paceline.records.events import (
     RUN_EVENTS,
     CheckpointEvent,
+    CompilingEvent,
     ConfigEvent,
     CudaGraphEvent,
     EpochEvent,
@@ -200,6 +201,8 @@ class LiveRun(FolderFollower):
             match event:
                 case ConfigEvent():
                     self._on_config(event)
+                case CompilingEvent():
+                    self._progress.update(self._task, description="compiling")
                 case StartEvent():
                     self._on_start(event)
                 case LogEvent():
@@ -277,6 +280,8 @@ class LiveRun(FolderFollower):
     def _on_start(self, event: StartEvent) -> None:
         self._total, self._epoch_steps = event.steps, event.steps_per_epoch
         self._progress.update(self._task, description="training", total=self._total)
+        if event.compile_s is not None:
+            self._print(f"compiled the model in {seconds(event.compile_s)}")
         self._note_short_run(event)
         if event.dropped:
             self._print(f"each epoch leaves out {plural(event.dropped, 'sample')}, too few for a batch on all ranks")

@@ -233,7 +233,10 @@ class GraphedStep(TrainingStep):
         )
 
     def _forward(self, batch: Any) -> tuple[ForwardResult, Tensor | None]:
-        with autocast(self.config.precision, self.source.share.device, keeps_casts=False):
+        with (
+            autocast(self.config.precision, self.source.share.device, keeps_casts=False),
+            self.forward_context(batch),
+        ):
             outcome = self.workload.forward(self.model, batch)
         return outcome, self.workload.count_correct(outcome)
 
