@@ -1,7 +1,7 @@
 """Compiling a model with torch.compile (`--compile`): in place, before the first step, for the batches of the run.
 
-`nn.Module.compile` keeps the module and the names of its parameters, so checkpoints, `--save` and the parity proof are
-those of the model without it. Compiled code is used for the micro-batches of the first step. Others, such as the last
+The module and the names of its parameters stay as they are, so checkpoints, `--save` and the parity proof are those of
+the model without it. Compiled code is used for the micro-batches of the first step. Others, such as the last
 batch of an epoch, and evaluation would each need a compilation of their own, so they run without. CUDA graphs are those
 of Paceline (`training/graphs/`), never those of the compiler.
 """
@@ -57,7 +57,12 @@ def compile_in_place(model: nn.Module) -> None:
     """Have a model compiled at its first call. It must not be attached to a strategy yet, which may look at it."""
     # Ranks train several runs. Code of the models before is useless, and counts towards the limit of recompilations.
     torch.compiler.reset()
-    model.compile(backend=BACKEND, dynamic=False)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return model._call_impl(*arguments, **named)
+
+    # As `model.compile` does, which would not compile a model whose class is torch's own, such as `nn.Sequential`.
+    model._compiled_call_impl = torch.compile(call, backend=BACKEND, dynamic=False)
 
 
 def without_compiled_code() -> AbstractContextManager[Any]:
@@ -141,4 +146,6 @@ def explaining_failures() -> Iterator[None]:
     except TorchDynamoException as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
+        if reason.endswith(":") and len(lines) > 1:  # "backend='inductor' raised:", and then the error.
+            reason = f"{reason} {lines[1]}"
         raise WorkloadError(f"the model cannot be compiled: {reason}", hint=HINT) from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -334,7 +336,18 @@ class Sync:
 
     def _refresh_buffers(self, module: nn.Module, _: Any) -> None:
         if module.training:
-            self.refresh_buffers()
+            self._uncompiled_refresh()
+
+    # Compiled models call the hook as it is.
+    _refresh_buffers._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    @cached_property
+    def _uncompiled_refresh(self) -> Callable[[], None]:
+        """Function that refreshes buffers, and that torch.compile leaves alone with all that it calls."""
+        if "torch._dynamo" not in sys.modules:  # Nothing is compiled, and importing it takes a second.
+            return self.refresh_buffers
+        uncompiled: Callable[[], None] = torch.compiler.disable(self.refresh_buffers)
+        return uncompiled
 
     def refresh_buffers(self) -> None:
         """Broadcast the buffers that the last step has changed, as a call of the model does in training.
