@@ -15,7 +15,7 @@ from msgspec.structs import replace as change
 from experiments_on_disk import falling, read_comparison, write_experiment
 from paceline.analysis.caveats import caveats, over_subscription
 from paceline.records.description import RecordedEmulation
-from paceline.records.events import ContinuedEvent, FailureEvent
+from paceline.records.events import ContinuedEvent, CudaGraphEvent, FailureEvent
 from paceline.records.experiment.design import Candidate
 from paceline.records.writer import encode
 from paceline.report.run_description import outcome
@@ -165,6 +165,28 @@ def test_an_experiment_that_was_continued_elsewhere_is_reported(tmp_path: Path) 
         "runs of the same part. The same command with a larger --repeats measures further repeats."
     )
     assert devices.startswith("ddp: its runs were trained on different devices: a GPU, another GPU.")
+
+
+def graph_warnings(path: Path, decisions: dict[int, CudaGraphEvent]) -> list[str]:
+    """Return the warnings on CUDA graphs, if these decisions were made in the runs at these positions."""
+    for place, event in decisions.items():
+        for file in path.glob(f"repeat-*/{place}/events.jsonl"):
+            with file.open("ab") as stream:
+                stream.write(encode(event) + b"\n")
+    return [warning for warning in read_comparison(path).warnings if "CUDA graphs" in warning]
+
+
+def test_candidates_without_cuda_graphs_are_reported_if_others_have_them(tmp_path: Path) -> None:
+    used, expected = CudaGraphEvent(used=True), CudaGraphEvent(used=False, reason="of ddp.", is_expected=True)
+    assert graph_warnings(write_experiment(tmp_path / "none"), {3: expected, 4: expected}) == []
+    assert graph_warnings(write_experiment(tmp_path / "some"), {3: used, 4: expected}) == [
+        "ddp was trained without CUDA graphs, which the strategy or the settings rule out, the others with them. "
+        "--cuda-graph off compares all without graphs."
+    ]
+    failed = CudaGraphEvent(used=False, reason="the losses differ.")
+    assert graph_warnings(write_experiment(tmp_path / "failed"), {4: failed}) == [
+        "ddp was trained without CUDA graphs: the losses differ."
+    ]
 
 
 def test_a_candidate_that_failed_does_not_divide_a_repeat(tmp_path: Path) -> None:

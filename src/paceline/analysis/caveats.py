@@ -207,14 +207,24 @@ def _resumed(record_set: RecordSet) -> Iterator[str]:
 
 
 def _without_graphs(record_set: RecordSet) -> Iterator[str]:
-    """Say which candidates were trained without the CUDA graphs that `--cuda-graph auto` allows, and why."""
-    for candidate in record_set.candidates:
-        decisions = [
+    """Say which candidates were trained without CUDA graphs, and why. Expected ones matter if others had graphs."""
+    decisions = {
+        candidate.name: [
             event for run in record_set.runs_of(candidate.name).values() for event in run.events_of(CudaGraphEvent)
         ]
-        reasons = dict.fromkeys(event.reason for event in decisions if not event.used)
+        for candidate in record_set.candidates
+    }
+    for name, events in decisions.items():
+        reasons = dict.fromkeys(event.reason for event in events if not event.used and not event.is_expected)
         if reasons:
-            yield f"{candidate.name} was trained without CUDA graphs: {' '.join(reasons)}"
+            yield f"{name} was trained without CUDA graphs: {' '.join(reasons)}"
+    expected = [name for name, events in decisions.items() if any(event.is_expected for event in events)]
+    if expected and any(event.used for events in decisions.values() for event in events):
+        were = "was" if len(expected) == 1 else "were"
+        yield (
+            f"{join_names(expected)} {were} trained without CUDA graphs, which the strategy or the settings rule out, "
+            "the others with them. --cuda-graph off compares all without graphs."
+        )
 
 
 def untracked_traffic(name: str, summary: Summary | None) -> str | None:

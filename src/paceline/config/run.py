@@ -143,9 +143,10 @@ class RunConfig:
     """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
     device: Device = "auto"
     """Device to train on; auto takes cuda if a GPU is available, else cpu."""
-    cuda_graph: CudaGraphMode = setting("off", unused_by=("doctor",))
+    cuda_graph: CudaGraphMode | None = setting(None, unused_by=("doctor",))
     """Replay forward, backward and update as CUDA graphs: a GPU then does not wait for the host to start each kernel.
-    auto takes them if a few steps have the same losses and weights as without, on stops if they have not."""
+    auto takes them if a few steps have the same losses and weights as without, and says why if it does not; on stops
+    then [default: auto, silent where the strategy or the settings rule graphs out]."""
     compile: bool = setting(False, unused_by=("doctor",))
     """Compile the model with torch.compile before the first step. Evaluation, and batches of another size than the
     first, run without; the parity proof does, too."""

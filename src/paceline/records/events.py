@@ -160,11 +160,13 @@ class ResumedEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="re
 
 
 class CudaGraphEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="cuda_graph"):
-    """It was decided whether steps are replayed from CUDA graphs; only if these were asked for."""
+    """It was decided whether steps are replayed from CUDA graphs; only on GPUs, and not with `--cuda-graph off`."""
 
     used: bool
     reason: str = ""
     """Reason why they are not used, as the end of a sentence."""
+    is_expected: bool = False
+    """Whether the strategy or the settings rule graphs out, and `--cuda-graph` was not given: nothing to report."""
     took_s: Seconds = 0.0
     """Seconds to capture and to try them."""
     time_s: Seconds = 0.0

@@ -17,7 +17,7 @@ from rich.console import Console
 from paceline.analysis.remaining_time import RemainingTime
 from paceline.records import EventWriter, RunDescription, RunFolder, StepRow, StepWriter
 from paceline.records.description import RecordedEmulation
-from paceline.records.events import ConfigEvent, EpochEvent, EvaluationEvent, LogEvent, StartEvent
+from paceline.records.events import ConfigEvent, CudaGraphEvent, EpochEvent, EvaluationEvent, LogEvent, StartEvent
 from paceline.records.schema import ResourceRow
 from paceline.records.summary import EvaluationResult
 from paceline.records.writer import ResourceWriter, encode
@@ -107,6 +107,16 @@ def test_events_are_printed_as_they_are_written(folder: RunFolder) -> None:
     assert lines[1] == "each epoch leaves out 5 samples, too few for a batch on all ranks"
     assert lines[2] == "step     20  epoch   1  loss 1.2500 accuracy 75.0% 2,560 samples/s"
     assert len(lines) == 3
+
+
+def test_reasons_against_cuda_graphs_are_printed_unless_they_were_expected(folder: RunFolder) -> None:
+    screen, out = console()
+    with LiveRun(folder.path, screen):
+        events = EventWriter(folder)
+        events.write(CudaGraphEvent(used=False, reason="expected.", is_expected=True))
+        events.write(CudaGraphEvent(used=False, reason="the losses differ."))
+        events.close()
+    assert out.getvalue().splitlines() == ["without CUDA graphs: the losses differ."]
 
 
 def test_the_last_events_are_printed_after_the_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,8 @@ def train(_: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
 class Trained:
     """A run, with and without graphs."""
 
-    def __init__(self, pool: Pool, folder: Path, mode: str, ranks: int, settings: dict[str, Any]) -> None:
-        out = folder / mode
+    def __init__(self, pool: Pool, folder: Path, mode: str | None, ranks: int, settings: dict[str, Any]) -> None:
+        out = folder / str(mode)
         settings = {"batch": 16, "epochs": 4, "precision": "fp64"} | settings
         settings["workload"] = f"{__name__}:{settings.get('workload', 'plain')}"
         settings |= {"cuda_graph": mode, "save": str(folder / f"{mode}.safetensors")}
@@ -211,6 +211,7 @@ def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> N
         ({"strategy": "allreduce", "ranks": 2, "bn": "sync"}, "--bn sync exchanges statistics"),
         ({"on_nan": "skip"}, "--on-nan skip decides on the host"),
         ({"allow_unused": True}, "--allow-unused lets the parameters"),
+        ({"profile": "6-7"}, "--profile attributes time to operators"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -221,6 +222,15 @@ def test_what_a_graph_cannot_train_is_trained_without(
     _, auto = both(pool, tmp_path, **recipe | settings)
     assert not auto.decision.used
     assert auto.decision.reason.startswith(reason), auto.decision.reason
+    assert not auto.decision.is_expected, "--cuda-graph auto was given"
+
+
+def test_graphs_are_the_default_and_silent_where_they_cannot_be(pool: Pool, tmp_path: Path) -> None:
+    assert Trained(pool, tmp_path / "single", None, 1, RECIPE).decision.used
+    decision = Trained(pool, tmp_path / "ddp", None, 2, RECIPE | {"strategy": "ddp"}).decision
+    assert (decision.used, decision.is_expected) == (False, True)
+    failed = Trained(pool, tmp_path / "trial", None, 1, RECIPE | {"workload": "random_depth"}).decision
+    assert (failed.used, failed.is_expected) == (False, False)
 
 
 def test_graphs_that_were_asked_for_are_not_replaced_in_silence(pool: Pool, tmp_path: Path) -> None:

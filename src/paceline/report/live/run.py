@@ -213,7 +213,7 @@ class LiveRun(FolderFollower):
                     self._on_evaluation(event)
                 case CheckpointEvent():
                     self._on_checkpoint(event)
-                case CudaGraphEvent():
+                case CudaGraphEvent() if not event.is_expected:
                     self._print(escape(cuda_graph_line(event)))
                 case ResumedEvent():
                     self._on_resumed(event)

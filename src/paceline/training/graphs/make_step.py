@@ -25,7 +25,7 @@ def make_step(
     recording: Recording,
     scaler: GradScaler | None,
 ) -> TrainingStep:
-    """Return the step of a run: with CUDA graphs if they were asked for and can be tried."""
+    """Return the step of a run: with CUDA graphs if they are allowed and can be tried."""
     plain = TrainingStep(config, workload, sync, source, recording, scaler)
     if config.cuda_graph == "off":
         return plain
@@ -40,7 +40,7 @@ def make_step(
         return GraphedStep(config, workload, sync, source, recording, scaler)
     if config.cuda_graph == "on":
         raise UsageError(f"--cuda-graph on was given, but {reason}", hint="use --cuda-graph auto, or off")
-    recording.write_event(CudaGraphEvent(used=False, reason=reason))
+    recording.write_event(CudaGraphEvent(used=False, reason=reason, is_expected=config.cuda_graph is None))
     return plain
 
 
@@ -55,6 +55,8 @@ def why_no_graph(config: RunConfig, strategy: Strategy) -> str | None:
         return "--bn sync exchanges statistics in the forward pass, which a graph cannot contain."
     if config.noise_scale != "off":
         return "--noise-scale reads the gradients of some backward passes by hooks, which a graph does not run."
+    if config.profile and config.cuda_graph != "on":
+        return "--profile attributes time to operators, which a graph does not run."
     if config.allow_unused:
         return "--allow-unused lets the parameters that get a gradient differ from step to step."
     return None
