@@ -19,6 +19,8 @@ demo: $(STAMP)
 # Two parts: first all tests except those marked `timing`, on two workers (each file on one worker); then the `timing`
 # tests, with nothing else running. Plain `pytest` runs the same tests one after the other.
 WORKERS ?= 2
+# The tests start hundreds of processes; without cached bytecode each one compiles the package again.
+test soak: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)
 	@parts=0; \
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not gpu and not soak and not timing' \
