@@ -29,6 +29,7 @@ from paceline.records.examination import MeasuringCost
 from paceline.records.timeline import sampled_steps
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
+from paceline.training.compiled import check_can_compile, compile_in_place
 from paceline.training.loop import TrainingLoop
 from paceline.training.rank_setup import RankSetup, set_up_rank
 from paceline.training.recording.recording import Recording
@@ -110,9 +111,13 @@ class TimedTraining:
         """False for data that can be iterated only once: two trainings cannot share it."""
         self._recording = Recording(config, self.comm, RunFolder.create(folder))
         make_optimizer = optimizer_factory(workload, self._source.batch)
+        if config.compile:
+            check_can_compile(self.comm.device.type)
+            compile_in_place(setup.model)
         self._sync = Sync(setup.model, make_optimizer, setup.strategy, self.comm, config.bn)
         self._recording.start(self._sync, steps_only=True)
         self._loop = TrainingLoop(config, workload, self._sync, self._source, self._recording)
+        self._loop.training_step.compile_model()
         on_gpu = self.comm.device.type == "cuda"
         self.cycle = sampled_steps(self._sync.strategy.period).cycle if on_gpu else 1
         """Steps after which the pattern of recorded steps repeats. Blocks of whole cycles have the average cost."""
@@ -133,7 +138,9 @@ class TimedTraining:
             torch.cuda.synchronize(self.comm.device)
             stopwatch.clock.anchor()
         self._recording.step_recorder.flush()
-        return TimedSteps(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
+        timed = TimedSteps(time.process_time() - cpu_before_s, time.perf_counter() - before_s)
+        self._loop.training_step.between_windows()  # Decides about CUDA graphs.
+        return timed
 
     def _train_step(self) -> None:
         if self._loop.train_step(self._epoch, self._batches):

@@ -36,7 +36,7 @@ TOLERANCES: dict[Precision | None, Tolerance] = {
     "fp64": Tolerance(1e-6, 1e-4),  # The learning rate is float32 in a graph.
     "fp32": Tolerance(1e-3, 0.05),  # Muon's orthogonal updates amplify rounding: 2% was measured.
     None: Tolerance(1e-3, 0.05),
-    "bf16": Tolerance(0.02, 0.1),
+    "bf16": Tolerance(0.02, 0.2),  # Muon: 10% was measured.
 }
 """Tolerances by precision. Sums of kernels with atomic additions differ from run to run, and bfloat16 has 8 bits."""
 

@@ -1,0 +1,296 @@
+"""Measure seconds per epoch on a GPU: Paceline's step with and without CUDA graphs, beside hand-written loops.
+
+One process trains ResNet-18 on 50,000 synthetic images of 3×32×32, in bf16 with channels-last memory. All candidates
+get the same augmented batches from the same source, so data and augmentation are included in all times. `eager` is a
+hand-written loop of a few lines, `bare graph` the same loop with its whole step captured as one CUDA graph. Blocks of
+all candidates alternate; a ratio compares blocks of the same round.
+
+    python benchmarks/gpu.py [--batch 32 …] [--compile] [--kernels 2048] [--rounds 8] [--json FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from free_port import free_port
+from gpu_kernels import KernelTime, kernel_times, show_kernels
+from paired import Ratio, ratio, write_results
+from rich.console import Console
+from rich.table import Table
+
+from paceline.analysis.steps.split import WARM_UP_STEPS
+from paceline.comm import World
+from paceline.comm.network import LOOPBACK
+from paceline.comm.world import join_world
+from paceline.config import RunConfig
+from paceline.doctor.measuring_cost import TimedTraining
+from paceline.training.checks.model import check_model
+from paceline.training.precision import autocast
+from paceline.training.rank_setup import RankSetup, set_up_rank
+from paceline.workloads.load import load_workload
+
+IMAGES = 50_000
+BATCHES = (32, 128, 512, 2048)
+BLOCK_S = 0.5
+"""Least length of a block of steps."""
+HAND_WRITTEN, BARE_GRAPH = "hand-written eager", "hand-written bare graph"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Paceline eager": {"cuda_graph": "off"},
+    "Paceline": {"cuda_graph": "on"},
+    "Paceline --compile": {"cuda_graph": "on", "compile": True},
+}
+"""Settings of Paceline's candidates, by name."""
+
+
+class Candidate(Protocol):
+    """Training whose steps are timed."""
+
+    def train(self, steps: int) -> float:
+        """Train some steps; return the seconds that they took."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate at one batch."""
+
+    batch: int
+    candidate: str
+    step_ms: float
+    epoch_s: float
+    tflop_per_s: float
+    ready_s: float
+    """Seconds from the creation of the candidate until its first timed step: compilation, trial of graphs."""
+    to_eager: Ratio
+    """Time ÷ that of the hand-written loop in the same round."""
+    to_bare_graph: Ratio | None
+    """Time ÷ that of the bare graph; None where there is none."""
+
+
+def set_up(batch: int, world: World, device: str, **settings: Any) -> RankSetup:
+    """Return one rank with its model and data."""
+    config = RunConfig(
+        workload="resnet18" if device == "cuda" else "cnn",
+        recipe="sgd",
+        data=f"synthetic:size={IMAGES if device == 'cuda' else 4 * batch}",
+        strategy="single",
+        batch=batch,
+        precision="bf16",
+        channels_last=True,
+        device=device,
+        replica_guard="off",
+        **settings,
+    )
+    setup = set_up_rank(config, world, None, timed=True)
+    assert setup is not None
+    return setup
+
+
+class Paceline:
+    """Paceline's own loop."""
+
+    def __init__(self, setup: RankSetup, folder: Path, stack: ExitStack) -> None:
+        self._training = stack.enter_context(TimedTraining(setup, folder))
+
+    def train(self, steps: int) -> float:
+        return self._training.train(steps).wall_s
+
+
+class HandWritten:
+    """The same model in a loop of a few lines, with or without one CUDA graph of the whole step."""
+
+    def __init__(self, setup: RankSetup, *, graph: bool = False) -> None:
+        self._source = setup.source()
+        self._device = setup.comm.device
+        layout = torch.channels_last
+        model = load_workload(setup.given).model
+        self._model = model.to(self._device, memory_format=layout).train()  # type: ignore[call-overload]
+        self._optimizer = torch.optim.SGD(
+            self._model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True
+        )
+        self._batches = self._endless_batches()
+        self._replay: Callable[[], None] | None = None
+        if graph:
+            self._capture()
+
+    def train(self, steps: int) -> float:
+        began_s = time.perf_counter()
+        for _ in range(steps):
+            images, labels = next(self._batches)
+            if self._replay is None:
+                self._step(images, labels)
+                continue
+            self._images.copy_(images)
+            self._labels.copy_(labels)
+            self._replay()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - began_s
+
+    def _step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        with autocast("bf16", self._device, keeps_casts=self._replay is None):
+            outputs = self._model(images)
+            loss = F.cross_entropy(outputs, labels)
+        self._loss += loss.detach()
+        self._correct += (outputs.argmax(1) == labels).sum()
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _endless_batches(self) -> Iterator[Any]:
+        self._loss = torch.zeros((), device=self._device)
+        self._correct = torch.zeros((), device=self._device, dtype=torch.int64)
+        epoch = 0
+        while True:
+            for micro_batches in self._source.epoch(epoch):
+                if micro_batches[0].samples == self._source.batch:  # A graph has one size of batch.
+                    yield self._source.fetch(micro_batches[0])
+            epoch += 1
+
+    def _capture(self) -> None:
+        images, labels = (tensor.clone() for tensor in next(self._batches))
+        self._images, self._labels = images, labels
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step(images, labels)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        self._replay = graph.replay
+        with torch.cuda.graph(graph):
+            self._step(images, labels)
+
+
+def candidates(
+    batch: int, world: World, device: str, names: Sequence[str], stack: ExitStack
+) -> dict[str, tuple[Candidate, float]]:
+    """Return each candidate, ready to be timed, with the seconds it took to get ready."""
+    found: dict[str, tuple[Candidate, float]] = {}
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-bench-")))
+    for number, name in enumerate(names):
+        setup = set_up(batch, world, device, **SETTINGS.get(name, {}))
+        began_s = time.perf_counter()
+        candidate: Candidate
+        if name in SETTINGS:
+            candidate = Paceline(setup, folder / str(number), stack)
+        else:
+            candidate = HandWritten(setup, graph=name == BARE_GRAPH)
+        candidate.train(WARM_UP_STEPS)
+        found[name] = candidate, time.perf_counter() - began_s
+        candidate.train(WARM_UP_STEPS)
+    return found
+
+
+def measure(
+    batch: int, rounds: int, world: World, device: str, names: Sequence[str], *, kernels: bool = False
+) -> tuple[list[Row], list[KernelTime]]:
+    """Return a row per candidate, and the kernels of a step of Paceline if asked for; rounds interleave candidates."""
+    with ExitStack() as stack:
+        found = candidates(batch, world, device, names, stack)
+        setup = set_up(batch, world, device)
+        flop = check_model(setup.model, setup.workload, setup.source(), setup.config, 0, count_flop=True) or 0
+        steps = {
+            name: max(1, round(BLOCK_S / (candidate.train(WARM_UP_STEPS) / WARM_UP_STEPS)))
+            for name, (candidate, _) in found.items()
+        }
+        times: dict[str, list[float]] = {name: [] for name in found}
+        for number in range(rounds):
+            turn = list(found.items())
+            shift = number % len(turn)
+            for name, (candidate, _) in turn[shift:] + turn[:shift]:
+                times[name].append(candidate.train(steps[name]) / steps[name])
+        rows = []
+        for name, (_, ready_s) in found.items():
+            step_s = statistics.median(times[name])
+            to_bare_graph = ratio(times[name], times[BARE_GRAPH]) if BARE_GRAPH in times else None
+            rows.append(
+                Row(
+                    batch,
+                    name,
+                    step_s * 1e3,
+                    step_s * IMAGES / batch,
+                    flop * batch / step_s / 1e12,
+                    ready_s,
+                    ratio(times[name], times[HAND_WRITTEN]),
+                    to_bare_graph,
+                )
+            )
+        timed = kernel_times(found[names[-1]][0].train) if kernels else []
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return rows, timed
+
+
+def show(rows: Sequence[Row], rounds: int, console: Console) -> None:
+    """Print the table."""
+    title = f"ResNet-18, {IMAGES:,} images, bf16, channels-last, {rounds} rounds; medians; ratios with 95% intervals"
+    table = Table("candidate", title=title, title_justify="left")
+    headings = ("batch", "ms per step", "s per epoch", "TFLOP/s", "ready after s", "÷ eager", "÷ bare graph")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = (f"{row.step_ms:.2f}", f"{row.epoch_s:.2f}", f"{row.tflop_per_s:.0f}", f"{row.ready_s:.1f}")
+        table.add_row(row.candidate, str(row.batch), *figures, str(row.to_eager), str(row.to_bare_graph or ""))
+    console.print(table)
+
+
+def main() -> int | None:
+    """Measure and print: tables to stdout, progress to stderr. Return 2 without a GPU."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="batch sizes [default: 32 128 512 2048]")
+    parser.add_argument("--compile", action="store_true", help="also measure --compile, which takes about a minute")
+    parser.add_argument("--kernels", type=int, nargs="+", default=[], metavar="BATCH", help="show kernels of a step")
+    parser.add_argument("--rounds", type=int, default=8, help="number of rounds [default: 8]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
+    parser.add_argument("--quick", action="store_true", help="measure one round, to check that it works")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("This benchmark needs a GPU that torch can use; on a CPU, run benchmarks/cpu_step.py.", file=sys.stderr)
+        return 2
+    warnings.simplefilter("ignore")
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    world, rounds = join_world(timeout_s=120), 1 if options.quick else options.rounds
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    plain = [HAND_WRITTEN, "Paceline eager", BARE_GRAPH, "Paceline"]
+    rows: list[Row] = []
+    kernels: dict[str, list[KernelTime]] = {}
+    for batch in options.batch:
+        print(f"batch {batch}: {rounds} rounds …", file=sys.stderr)
+        found, timed = measure(batch, rounds, world, "cuda", plain, kernels=batch in options.kernels)
+        rows += found
+        if timed:
+            kernels[str(batch)] = timed
+            show_kernels(timed, f"Kernels of a step of Paceline at batch {batch}", console)
+        if options.compile:
+            print(f"batch {batch}, compiled: {rounds} rounds …", file=sys.stderr)
+            names = [HAND_WRITTEN, BARE_GRAPH, "Paceline --compile"]
+            found, timed = measure(batch, rounds, world, "cuda", names, kernels=batch in options.kernels)
+            rows += found[-1:]
+            if timed:
+                kernels[f"{batch} compiled"] = timed
+                show_kernels(timed, f"Kernels of a step of Paceline --compile at batch {batch}", console)
+        show(rows, rounds, console)
+        if options.json:
+            named = {name: [asdict(kernel) for kernel in timed] for name, timed in kernels.items()}
+            content = {"rounds": rounds, "rows": [asdict(row) for row in rows], "kernels": named}
+            write_results(options.json, content)
+    sys.stdout.flush()
+    os._exit(0)  # Destructors of C++ libraries may abort at exit; all results are written by now.
+
+
+if __name__ == "__main__":
+    sys.exit(main())
