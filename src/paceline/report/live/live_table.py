@@ -109,12 +109,13 @@ class LiveTable:
         """Print why the machine could not be examined."""
         self._print(f"doctor: the machine could not be examined: {reason}")
 
-    def failed(self, name: str, error: PacelineError) -> None:
-        """Print why a candidate failed; it is left out of further repeats."""
-        self._print(f"{name} failed and is left out: {error.message}")
+    def failed(self, name: str, error: PacelineError, *, left_out: bool) -> None:
+        """Print why a candidate failed, and whether it is left out of further repeats."""
+        outcome = "failed and is left out" if left_out else "failed with this seed"
+        self._print(f"{name} {outcome}: {error.message}")
         if error.detail:
             self._print(error.detail)
-        if error.hint:
+        if error.hint and left_out:
             self._print(f"hint: {error.hint}")
 
     def refresh(self, comparison: Comparison, repeats: int) -> None:

@@ -1,0 +1,16 @@
+"""Live display of an experiment with large batches: accuracies so far, in the order of batches."""
+
+from __future__ import annotations
+
+from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.report.live.live_table import LiveTable
+
+
+class LargeBatchLiveTable(LiveTable):
+    """Live display of an experiment with large batches."""
+
+    shown = ("test_accuracy", "test_loss", "noise_scale")
+
+    def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:
+        """Return the rows in the order of the experiment, not by speed."""
+        return [comparison.row(candidate.name) for candidate in comparison.record_set.candidates]
