@@ -109,7 +109,7 @@ class RunConfig:
     schedule: ScheduleName | None = setting(None, replaced_by="scheduler")
     """Learning rate after warm-up: constant, step (÷ 10 at half and at three quarters of the run), cosine or triangular
     (to 0 along a cosine or a straight line) [default: the recipe's]."""
-    warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler", unused_by=("large-batch",))
+    warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler")
     """Epochs in which the learning rate rises linearly from 0. In a run of less than twice as many epochs it rises as
     fast for half of the run, to a lower peak [default: the recipe's]."""
     warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler", unused_by=("large-batch",))
@@ -171,10 +171,11 @@ class RunConfig:
         in_next_command=False,
         may_change=True,
         script="own",
-        unused_by=("scale", "large-batch", "doctor"),
+        unused_by=("scale", "doctor"),
     )
     """Measure the gradient noise scale, which estimates the batch above which larger ones pay less: in as many steps as
-    0.4% of the training time allows (auto), in all, or not (off). It needs several ranks, or --accumulate."""
+    0.4% of the training time allows (auto), in all steps (all), or not (off). It needs several ranks, or
+    --accumulate."""
     events: bool = setting(True, in_next_command=False, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""

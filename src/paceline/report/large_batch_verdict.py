@@ -9,6 +9,8 @@ from paceline.analysis.statistics import MIN_REPEATS, Estimate
 from paceline.config.large_batch import PLAIN, REMEDIES, variant_name
 from paceline.formatting import POINTS, WHOLE, factor, interval, join_names, percent, plural, short, whole
 
+WIDE = 4.0
+"""Ratio of the ends of the noise scale's interval from which its predictions are called rough."""
 DESCRIPTIONS = {
     "linear": "learning rate × batch ÷ reference batch",
     "sqrt": "learning rate × the square root of batch ÷ reference batch",
@@ -62,7 +64,7 @@ def size_sentences(found: LargeBatches) -> Iterator[str]:
         ended = [f"{row_name(row)} {_diverged_clause(row)}" for row in rows if row.remedies and row.diverged]
         parts = [f"{_plain_clause(plain)}{_loss_clause(plain)}"]
         if gains:
-            parts += _grouped(gains, "over it, in percentage points", "lower than it")
+            parts += _grouped(gains, "over it, in percentage points", "below it")
         elif plain.accuracy is None:
             reached = [f"{row_name(row)} {_reached(row)}" for row in rows if row.accuracy is not None]
             parts += [f"reached with remedies: {', '.join(reached)}"] if reached else []
@@ -113,6 +115,8 @@ def noise_sentences(found: LargeBatches) -> Iterator[str]:
         f"The gradient noise scale of the reference is {value} samples: it predicts that larger batches need more "
         "epochs for the same loss, even at the best learning rate."
     )
+    if noise.low is not None and noise.high is not None and noise.high > WIDE * noise.low:
+        yield "Its interval is wide, so these predictions are rough. More seeds or --noise-scale all may narrow it."
     for size in found.by_size:
         best = found.best(size)
         if best is not None and best.epochs_factor is not None:
@@ -140,6 +144,9 @@ def closing_sentences(found: LargeBatches) -> Iterator[str]:
     if runs and max(runs) < MIN_REPEATS:
         too_few = f"Fewer than {MIN_REPEATS} seeds give no interval, so no difference here is certain."
         yield f"{too_few} Use --seeds {MIN_REPEATS}."
+    elif any(row.gained is not None and row.gained.spans(0) for row in found.rows):
+        goes_on = f"the same command with --seeds {2 * found.design.repeats} and --out {found.record_set.sources[0]}"
+        yield f"Where no difference is clear, more seeds may show one: {goes_on} goes on."
     if found.comparison.interrupted:
         yield "This experiment was interrupted: it covers only the runs that had ended by then."
 
@@ -147,7 +154,8 @@ def closing_sentences(found: LargeBatches) -> Iterator[str]:
 def remedy_notes(found: LargeBatches) -> list[tuple[str, str]]:
     """Return name and description of each remedy that was tried, in the order of names."""
     tried = {remedy for row in found.rows for remedy in row.remedies}
-    length = f" ({short(found.design.warmup_epochs)} epochs)" if "warmup" in tried else ""
+    epochs = found.design.warmup_epochs
+    length = f" ({'one epoch' if epochs == 1 else f'{short(epochs)} epochs'})"
     return [(name, DESCRIPTIONS[name] + (length if name == "warmup" else "")) for name in REMEDIES if name in tried]
 
 

@@ -18,7 +18,7 @@ from paceline.analysis.divergence import divergence_of
 from paceline.analysis.learning import accuracy_gain, converging_runs
 from paceline.analysis.noise_scale import epochs_factor
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.statistics import Estimate, estimate_levels, estimate_shares, paired_difference
+from paceline.analysis.statistics import LEVEL, Estimate, estimate_levels, estimate_shares, paired_difference
 from paceline.errors import RecordError
 from paceline.records import RunRecord
 from paceline.records.experiment.design import Candidate, LargeBatchDesign, LargeBatchVariant
@@ -172,8 +172,12 @@ def _row(
 
 
 def accuracy_difference(record_set: RecordSet, one: Candidate, other: Candidate) -> Estimate | None:
-    """Return the test accuracy of one candidate minus that of another, paired by seed; an interval from 3 seeds on."""
-    found = accuracy_gain(record_set, one.name, other.name)
+    """Return the test accuracy of one candidate minus that of another, paired by seed; an interval from 3 seeds on.
+
+    The interval is not corrected for the number of candidates: each difference is of interest for itself, and no best
+    one is chosen by it.
+    """
+    found = accuracy_gain(record_set, one.name, other.name, LEVEL)
     if found is not None:
         return found
     ones, others = (_test_accuracies(record_set, candidate.name) for candidate in (one, other))

@@ -39,8 +39,8 @@ LARGE_BATCH_FIGURES: tuple[Figure[Any], ...] = (
         heading="Over the reference",
         format=POINTS,
         definition="Test accuracy minus that of the reference batch, in percentage points, paired by seed. From three "
-        "seeds on it has an interval, which includes the sampling error of the test data and is corrected for the "
-        "number of candidates.",
+        "seeds on it has a 95% interval, which includes the sampling error of the test data. About one interval in 20 "
+        "does not contain the true difference.",
         is_estimate=True,
         terminal=InTerminal("points over reference", 9, "half width"),
     ),
