@@ -21,8 +21,10 @@ from rich.table import Table
 from batch_on_disk import read_batch_sizes, write_batch_sizes
 from examinations import examination
 from experiments_on_disk import read_comparison, write_experiment
+from large_batches_on_disk import read_large_batches, write_large_batches
 from paceline.analysis.batch.points import BatchCurve, BatchSizes
 from paceline.analysis.comparison import CandidateRow, Comparison
+from paceline.analysis.large_batch.results import LargeBatches
 from paceline.analysis.ranks import RankRow
 from paceline.analysis.scaling.curves import Scaling, ScalingCurve
 from paceline.analysis.statistics import Estimate
@@ -42,6 +44,7 @@ from paceline.report.figures.batch import (
 from paceline.report.figures.candidates import CANDIDATE_FIGURES
 from paceline.report.figures.columns import column_of, page_columns, terminal_columns, text_column
 from paceline.report.figures.figure import Figure, Output
+from paceline.report.figures.large_batch import LARGE_BATCH_FIGURES
 from paceline.report.figures.link import ALL_REDUCE_FIGURES, LINK_FIGURES
 from paceline.report.figures.machine import HOST_FIGURES, OPERATOR_FIGURES
 from paceline.report.figures.points import IN_FILES_ONLY, NOT_OF_POINTS, PART_FIGURES, POINT_FIGURES
@@ -55,9 +58,11 @@ from paceline.report.figures.steps import (
 )
 from paceline.report.page.batch import BATCH_DEFINITIONS, render_batch_sizes
 from paceline.report.page.comparison import DEFINITIONS, render
+from paceline.report.page.large_batch import LARGE_BATCH_DEFINITIONS, render_large_batches
 from paceline.report.page.scaling import SCALING_DEFINITIONS, render_scaling
 from paceline.report.tables.batch import write_batch_tables
 from paceline.report.tables.csv_files import write_tables
+from paceline.report.tables.large_batch import write_large_batch_tables
 from paceline.report.tables.payload import RankBytesRow, rank_bytes_rows
 from paceline.report.tables.profile import profile_rows
 from paceline.report.tables.resources import host_rows, profiled_runs
@@ -68,6 +73,7 @@ from paceline.report.terminal.batch import to_json as batch_json
 from paceline.report.terminal.comparison import print_comparison, to_json
 from paceline.report.terminal.doctor import print_examination
 from paceline.report.terminal.doctor import to_json as doctor_json
+from paceline.report.terminal.large_batch import large_batch_report_json, print_large_batches
 from paceline.report.terminal.profile import profile_table
 from paceline.report.terminal.scaling import print_scaling
 from paceline.report.terminal.scaling import to_json as scaling_json
@@ -94,6 +100,7 @@ TABLES: dict[str, Sequence[Figure[Any]]] = {
     "all-reduces": ALL_REDUCE_FIGURES,
     **{f"batch {name}": (*SIZE_FIGURES, *figures) for name, figures in BATCH_TABLES.items()},
     "batch files": (*OTHER_FIGURES, *PARTS_IN_FILES),
+    "large batches": LARGE_BATCH_FIGURES,
 }
 
 
@@ -233,6 +240,25 @@ def batches_shown(batches: BatchSizes, folder: Path) -> dict[str, Outputs]:
     return found | {"batch files": Outputs(batches.points, [], "", rows, data)}
 
 
+@pytest.fixture(scope="module")
+def large_batches(tmp_path_factory: pytest.TempPathFactory) -> LargeBatches:
+    """Experiment with large batches in which every figure has a value."""
+    path = write_large_batches(tmp_path_factory.mktemp("large") / "e", diverged=[("320 linear", 1)])
+    return read_large_batches(path)
+
+
+def large_batches_shown(found: LargeBatches, folder: Path) -> Outputs:
+    write_large_batch_tables(found, folder)
+    lines = printed(lambda console: print_large_batches(found, console))
+    return Outputs(
+        found.rows,
+        lines[next(place for place, line in enumerate(lines) if line.split()[:2] == ["batch", "remedies"]) :],
+        cells_of(render_large_batches(found), "large-batch"),
+        read_csv(folder / "large_batch.csv"),
+        json.loads(json.dumps(large_batch_report_json(found)))["candidates"],
+    )
+
+
 def examination_shown() -> dict[str, Outputs]:
     """Return the outputs of the doctor's tables, which neither the page nor CSV files have."""
     found = examination()
@@ -257,7 +283,11 @@ def table_of(table: str, rows: Sequence[Any]) -> Table:
 
 @pytest.fixture(scope="module")
 def shown(
-    comparison: Comparison, scaling: Scaling, batches: BatchSizes, tmp_path_factory: pytest.TempPathFactory
+    comparison: Comparison,
+    scaling: Scaling,
+    batches: BatchSizes,
+    large_batches: LargeBatches,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Outputs]:
     """Outputs of every table, by its name."""
     folder = tmp_path_factory.mktemp("csv")
@@ -308,6 +338,7 @@ def shown(
         "candidates without a time split": candidates_shown(unsplit, tmp_path_factory.mktemp("csv")),
         "points": points_shown(scaling, tmp_path_factory.mktemp("csv")),
         **batches_shown(batches, tmp_path_factory.mktemp("csv")),
+        "large batches": large_batches_shown(large_batches, tmp_path_factory.mktemp("csv")),
     }
 
 
@@ -380,12 +411,13 @@ def test_entries_are_complete(figures: Sequence[Figure[Any]]) -> None:
 
 
 def test_pages_define_all_their_figures() -> None:
-    other_pages = ("points", *[table for table in TABLES if table.startswith("batch ")])
+    other_pages = ("points", "large batches", *[table for table in TABLES if table.startswith("batch ")])
     of_comparison = [figures for table, figures in TABLES.items() if table not in other_pages]
     pages = (
         (DEFINITIONS, of_comparison),
         (SCALING_DEFINITIONS, [TABLES["points"]]),
         (BATCH_DEFINITIONS, [BATCH_FIGURES]),
+        (LARGE_BATCH_DEFINITIONS, [LARGE_BATCH_FIGURES]),
     )
     for known, tables in pages:
         for figure in (figure for figures in tables for figure in figures if figure.page):

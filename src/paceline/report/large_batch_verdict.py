@@ -30,7 +30,7 @@ def headline(found: LargeBatches) -> str:
     """Return the result at the largest batch that was trained: what it loses, and what repairs it."""
     reference = found.reference
     if reference.accuracy is None:
-        if reference.diverged:
+        if reference.diverged_runs:
             return f"No conclusion: the reference batch of {whole(reference.batch)} has diverged. Use a lower --lr."
         return "The reference has not been tested yet."
     trained = [size for size in found.by_size if found.best(size) is not None or _all_diverged(found, size)]
@@ -58,10 +58,10 @@ def size_sentences(found: LargeBatches) -> Iterator[str]:
     """Yield, for each large batch, what plain training loses, and which remedies are better."""
     for size, rows in found.by_size.items():
         plain = found.plain(size)
-        if plain is None or (plain.accuracy is None and not plain.diverged):
+        if plain is None or (plain.accuracy is None and not plain.diverged_runs):
             continue
         gains = [(row_name(row), row.gained) for row in rows if row.gained is not None]
-        ended = [f"{row_name(row)} {_diverged_clause(row)}" for row in rows if row.remedies and row.diverged]
+        ended = [f"{row_name(row)} {_diverged_clause(row)}" for row in rows if row.remedies and row.diverged_runs]
         parts = [f"{_plain_clause(plain)}{_loss_clause(plain)}"]
         if gains:
             parts += _grouped(gains, "over it, in percentage points", "below it")
@@ -103,16 +103,17 @@ def _signed(difference: float) -> str:
 def noise_sentences(found: LargeBatches) -> Iterator[str]:
     """Yield the noise scale of the reference, and whether what it predicts for each batch came true."""
     noise = found.noise_scale
+    if found.reference.accuracy is None or found.reference.is_at_chance:
+        return
     if noise is None:
-        if found.reference.diverged:
-            return
         if found.record_set.config.get("noise_scale") != "off":
             yield "The gradient noise scale of the reference is not known: its mean gradient is smaller than its noise."
         return
     ends = interval(noise.low, noise.high, WHOLE)
     value = whole(noise.value) + (f" ({ends})" if ends else "")
+    samples = "sample" if round(noise.value) == 1 and not ends else "samples"
     yield (
-        f"The gradient noise scale of the reference is {value} samples: it predicts that larger batches need more "
+        f"The gradient noise scale of the reference is {value} {samples}: it predicts that larger batches need more "
         "epochs for the same loss, even at the best learning rate."
     )
     if noise.low is not None and noise.high is not None and noise.high > WIDE * noise.low:
@@ -168,7 +169,7 @@ def row_outcome(row: LargeBatchRow) -> str:
     """Return a remark on a candidate that failed, diverged or learned nothing; empty for others."""
     if row.row.failure is not None and not row.row.is_stopped_by_divergence:
         return "failed"
-    if row.diverged:
+    if row.diverged_runs:
         return _diverged_clause(row)
     return "at chance level" if row.is_at_chance else ""
 
@@ -193,14 +194,14 @@ def _reached(row: LargeBatchRow) -> str:
 
 def _against(found: LargeBatches) -> str:
     reference = found.reference
-    some = f" ({_diverged_clause(reference)})" if reference.diverged else ""
+    some = f" ({_diverged_clause(reference)})" if reference.diverged_runs else ""
     return f"against {percent(reference.accuracy)} of the reference batch of {whole(reference.batch)}{some}"
 
 
 def _plain_clause(plain: LargeBatchRow) -> str:
     if plain.accuracy is None:
         return f"{PLAIN} training {_diverged_clause(plain)}"
-    some = f" ({_diverged_clause(plain)})" if plain.diverged else ""
+    some = f" ({_diverged_clause(plain)})" if plain.diverged_runs else ""
     return f"{PLAIN} training reaches {percent(plain.accuracy)}{some}"
 
 
@@ -212,9 +213,9 @@ def _loss_clause(plain: LargeBatchRow) -> str:
 
 
 def _diverged_clause(row: LargeBatchRow) -> str:
-    return "diverged" if row.diverged >= row.runs else f"diverged in {row.diverged} of {plural(row.runs, 'run')}"
+    return "diverged" if row.diverged_runs >= row.runs else f"diverged in {row.diverged_runs} of {plural(row.runs, 'run')}"
 
 
 def _all_diverged(found: LargeBatches, size: int) -> bool:
     rows = found.by_size[size]
-    return bool(rows) and all(row.diverged for row in rows)
+    return bool(rows) and all(row.diverged_runs for row in rows)

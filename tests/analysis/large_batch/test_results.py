@@ -101,7 +101,7 @@ def test_a_repaired_batch_loses_at_most_two_points_and_never_diverged(tmp_path: 
 def test_runs_that_diverged_are_counted_and_left_out_of_accuracies(tmp_path: Path) -> None:
     found = read_large_batches(write_large_batches(tmp_path / "e", diverged=[("320 linear", 0), ("320 linear", 1)]))
     linear = row_of(found, "320 linear")
-    assert (linear.runs, linear.diverged) == (3, 2)
+    assert (linear.runs, linear.diverged_runs) == (3, 2)
     assert linear.accuracy == pytest.approx(0.74), "that of the third seed"
     assert linear.gained is not None
     assert linear.gained.value == pytest.approx(0.15), "of the common seed"
@@ -110,7 +110,7 @@ def test_runs_that_diverged_are_counted_and_left_out_of_accuracies(tmp_path: Pat
         write_large_batches(tmp_path / "all", diverged=[("320 plain", repeat) for repeat in range(3)])
     )
     plain = row_of(everything, "320 plain")
-    assert (plain.runs, plain.diverged, plain.accuracy, plain.lost) == (3, 3, None, None)
+    assert (plain.runs, plain.diverged_runs, plain.accuracy, plain.lost) == (3, 3, None, None)
     assert row_of(everything, "320 linear").gained is None
 
 

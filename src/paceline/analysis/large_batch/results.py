@@ -74,7 +74,7 @@ class LargeBatchRow:
         return not self.is_reference and not self.remedies
 
     @property
-    def diverged(self) -> int:
+    def diverged_runs(self) -> int:
         """Number of runs whose loss diverged."""
         return len(self.row.diverged)
 
@@ -86,7 +86,7 @@ class LargeBatchRow:
     @property
     def is_repaired(self) -> bool:
         """Whether it loses at most `REPAIRED` of test accuracy against the reference, and no run has diverged."""
-        return self.lost is not None and self.lost.value >= -REPAIRED and not self.diverged
+        return self.lost is not None and self.lost.value >= -REPAIRED and not self.diverged_runs
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.analysis.large_batch.results import LargeBatchRow
+from paceline.config.large_batch import REMEDIES
 from paceline.formatting import ACCURACY, FACTOR, POINTS, WHOLE
 from paceline.records.writer import json_safe
 from paceline.report.definitions import Definition
@@ -49,22 +50,21 @@ LARGE_BATCH_FIGURES: tuple[Figure[Any], ...] = (
         heading="Over plain",
         format=POINTS,
         definition="Test accuracy minus that of plain training at the same batch, in percentage points, paired by "
-        "seed: the gain of the remedies. Its interval is that of the figure before it.",
+        "seed: the gain of the remedies. Its interval is of the same kind as that of the difference from the reference.",
         is_estimate=True,
         terminal=InTerminal("over plain", 8, "half width"),
     ),
     figure_of_candidate("test_loss", terminal=InTerminal("test loss", 5), small_print=None),
-    _training_figure("end_accuracy", "training accuracy", 6),
     _training_figure("end_loss", "training loss", 7),
+    _training_figure("end_accuracy", "training accuracy", 6),
     Figure(
-        key="diverged",
+        key="diverged_runs",
         heading="Diverged",
         format=WHOLE,
         definition="Runs whose loss diverged: it was not finite, or grew and stayed far above that of the first steps. "
         "Accuracies and losses leave them out.",
         usual=0,
         terminal=InTerminal("diverged", 9),
-        json=False,
     ),
     Figure(
         key="updates",
@@ -106,7 +106,8 @@ def large_batch_csv(row: LargeBatchRow) -> dict[str, Any]:
     """Return the results of a candidate as plain numbers."""
     about = {"batch": row.batch, "remedies": "+".join(row.remedies), "reference": row.is_reference}
     values = csv_values(LARGE_BATCH_FIGURES, row)
-    added = {f"added_by_{gain.remedy}": gain.added.value for gain in row.added}
+    gains = {gain.remedy: gain.added.value for gain in row.added}
+    added = {f"added_by_{remedy}": gains.get(remedy) for remedy in REMEDIES}
     return about | values | added | {"failure": row.row.failure, "diverged_at": diverged_places(row.row)}
 
 
