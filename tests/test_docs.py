@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,23 @@ from typer.main import get_command
 
 import paceline
 from paceline.cli.main import app, run
-from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RaceConfig, RunConfig, ScaleConfig
+from paceline.config import (
+    BatchConfig,
+    CompareConfig,
+    LargeBatchConfig,
+    LaunchConfig,
+    RaceConfig,
+    RunConfig,
+    ScaleConfig,
+)
 from paceline.config.emulation import EmulationInfo
+from paceline.config.recipe import Recipe
 from paceline.errors import INTERRUPTED_EXIT_CODE
 from paceline.experiments import train as experiment
 from paceline.experiments.batch_sizes.points import choose_batch_shapes, make_batch_points
 from paceline.experiments.candidates import make_candidates
+from paceline.experiments.large_batches.candidates import make_large_batch_candidates
+from paceline.experiments.large_batches.trained_workload import TrainedWorkload
 from paceline.experiments.names import check_names
 from paceline.experiments.race import make_candidate, run_config
 from paceline.experiments.scaling.points import make_points
@@ -30,7 +42,15 @@ from training.checkpoints.storage.states import info
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-KINDS: tuple[Any, ...] = (RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig, RaceConfig)
+KINDS: tuple[Any, ...] = (
+    RunConfig,
+    LaunchConfig,
+    CompareConfig,
+    ScaleConfig,
+    BatchConfig,
+    LargeBatchConfig,
+    RaceConfig,
+)
 PLACES = {"ADDRESS:PORT": "198.18.0.1:29500", "R": "1", "FILE": "settings.toml"}
 """What stands for something else in a command."""
 EMULATED = EmulationInfo(spec="4", host=0, hosts=4, master="198.18.0.1:29500")
@@ -72,6 +92,12 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
         make_batch_points(config, batch, shapes)
         raise KeyboardInterrupt
 
+    def enlarge(config: RunConfig, launch: LaunchConfig, large_batch: LargeBatchConfig, *_: Any) -> None:
+        known = TrainedWorkload(Recipe(), samples=50_000, has_residual_norms=config.workload == "resnet18")
+        shape = Shape(launch.hosts, launch.local_ranks(default=2))
+        make_large_batch_candidates(replace(config, epochs=1), large_batch, known, shape, 1024)
+        raise KeyboardInterrupt
+
     def enter_race(config: RunConfig, launch: LaunchConfig, race: RaceConfig, *_: Any) -> None:
         make_candidate(run_config(config, race), Shape(launch.hosts, launch.local_ranks(default=2)))
         raise KeyboardInterrupt
@@ -94,6 +120,7 @@ def test_commands_parse(page: str, command: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("paceline.experiments.compare.compare", enter)
     monkeypatch.setattr("paceline.experiments.scale.scale", climb)
     monkeypatch.setattr("paceline.experiments.batch.batch", vary)
+    monkeypatch.setattr("paceline.experiments.large_batch.large_batch", enlarge)
     monkeypatch.setattr("paceline.experiments.race.race", enter_race)
     monkeypatch.setattr("paceline.analysis.race.leaderboard.read_leaderboard", read)
     monkeypatch.setattr("paceline.records.find.find_records", find)

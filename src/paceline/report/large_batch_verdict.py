@@ -213,7 +213,9 @@ def _loss_clause(plain: LargeBatchRow) -> str:
 
 
 def _diverged_clause(row: LargeBatchRow) -> str:
-    return "diverged" if row.diverged_runs >= row.runs else f"diverged in {row.diverged_runs} of {plural(row.runs, 'run')}"
+    return (
+        "diverged" if row.diverged_runs >= row.runs else f"diverged in {row.diverged_runs} of {plural(row.runs, 'run')}"
+    )
 
 
 def _all_diverged(found: LargeBatches, size: int) -> bool:

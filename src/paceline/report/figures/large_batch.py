@@ -50,7 +50,7 @@ LARGE_BATCH_FIGURES: tuple[Figure[Any], ...] = (
         heading="Over plain",
         format=POINTS,
         definition="Test accuracy minus that of plain training at the same batch, in percentage points, paired by "
-        "seed: the gain of the remedies. Its interval is of the same kind as that of the difference from the reference.",
+        "seed: the gain of the remedies. From three seeds on it has an interval of the same kind.",
         is_estimate=True,
         terminal=InTerminal("over plain", 8, "half width"),
     ),
