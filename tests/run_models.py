@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from paceline.config import RunConfig
 from paceline.records import Provenance, Summary, Topology
 from paceline.records.description import RecordedRecipe
-from paceline.records.experiment.design import BatchDesign, CompareDesign, ScaleDesign, ScaleShape
+from paceline.records.experiment.design import BatchDesign, CompareDesign, LargeBatchDesign, ScaleDesign, ScaleShape
 from paceline.records.settings import Settings
 from paceline.records.summary import RankSummary, ReplicaComparisons, ReplicaDifference
 
@@ -174,3 +174,10 @@ def batch_design(**changes: Any) -> BatchDesign:
     """Return the design of an experiment over batch sizes on one host of two cores."""
     own = {"batch": None, "sizes": [64, 128], "per_rank": False, "trains": True, "core_flop_per_s": 1e9}
     return BatchDesign(**POINTS_DESIGN | own | changes)
+
+
+def large_batch_design(**changes: Any) -> LargeBatchDesign:
+    """Return the design of an experiment with large batches on two ranks of one host."""
+    own = {"reference_batch": 32, "sizes": [320], "epochs": 4, "warmup_epochs": 1.0, "micro_batch": 1024}
+    shared = {"ranks_per_host": 2, "reference": "32 reference", "batch": None, "proof": False}
+    return LargeBatchDesign(**DESIGN | shared | own | changes)

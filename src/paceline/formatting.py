@@ -138,6 +138,8 @@ COUNTS = Counts()
 SHARE = percent_unit(0)
 """Share of a step or of a resource."""
 ACCURACY = percent_unit(1)
+POINTS = Unit(0.01, "points", 1, suffix="")
+"""Difference of two accuracies, in percentage points."""
 SHORT_IN_PLOTLY = ".3~g"
 """Format of `short` with three digits in plotly's notation."""
 SCIENTIFIC_IN_PLOTLY = ".1e"
@@ -306,7 +308,7 @@ def half_width(low: float | None, high: float | None, unit: Unit, value: float) 
     """Format half of an interval: of a share in percentage points, else relative to the value."""
     if low is None or high is None:
         return ""
-    if unit.name == "%":
+    if unit.scale == SHARE.scale:
         return f"±{unit.write((high - low) / 2)}"
     half = 0.0 if high == low else (high - low) / 2 / value if value else math.inf
     return f"±{percent(half, 0)}" if half < 1 else ">±100%"

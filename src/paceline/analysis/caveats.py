@@ -61,20 +61,23 @@ def caveats(
         )
     yield from _repeats_in_parts(record_set)
     yield from _different_devices(record_set)
-    if shared_cores:
+    timed = record_set.compares_times
+    if shared_cores and timed:
         found = next(filter(None, (over_subscription(entry.run) for entry in record_set.runs)), "")
         planned = next(filter(None, map(planned_oversubscription, record_set.designs)), "")
         yield from filter(None, [found or sharing_sentence(planned)])
     yield from _chosen_precisions(record_set)
     yield from _slowed(record_set)
     yield from _resumed(record_set)
-    yield from _without_graphs(record_set)
-    yield from limited_clocks(record_set)
-    yield from _beside_other_load(record_set)
+    if timed:
+        yield from _without_graphs(record_set)
+        yield from limited_clocks(record_set)
+        yield from _beside_other_load(record_set)
     yield from record_set.read_warnings
     yield from (event.reason for event in events_of(record_set.events, UnprovenEvent))
     yield from _different_by_design(record_set)
-    yield from _uneven_ranks(record_set, rank_step_spread)
+    if timed:
+        yield from _uneven_ranks(record_set, rank_step_spread)
     yield from _untracked(record_set)
     yield from _unplanned(record_set)
     yield from _replica_differences(record_set)

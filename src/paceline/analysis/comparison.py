@@ -309,8 +309,7 @@ def compare(record_set: RecordSet) -> Comparison:
         proofs=[_proof(event) for event in events_of(record_set.events, ParityEvent)],
         loss_differences=loss_differences(record_set, reference),
         warnings=[
-            *_other_reference(record_set, reference, failures),
-            *costs.contradictions((row.candidate.name, reference) for row in rows if row.is_measured and reference),
+            *_notes_on_ratios(record_set, costs, rows, reference, failures),
             *caveats(record_set, spreads),
         ],
         interrupted=bool(events_of(record_set.events, InterruptedEvent)),
@@ -350,10 +349,20 @@ def _reference(record_set: RecordSet, costs: CostTable, failed: Collection[str])
     return next((candidate.name for candidate in measured if candidate.role == "candidate"), names[0])
 
 
-def _other_reference(record_set: RecordSet, reference: str | None, failed: Collection[str]) -> Iterable[str]:
+def _notes_on_ratios(
+    record_set: RecordSet,
+    costs: CostTable,
+    rows: Sequence[CandidateRow],
+    reference: str | None,
+    failed: Collection[str],
+) -> Iterable[str]:
+    """Yield notes on the reference of ratios, and on ratios that contradict the times beside them."""
+    if not record_set.compares_times:
+        return
     if record_set.reference is not None and reference != record_set.reference:
         reason = "failed" if record_set.reference in failed else "was not measured"
         yield f"{record_set.reference} {reason}, so ratios are relative to {reference}."
+    yield from costs.contradictions((row.candidate.name, reference) for row in rows if row.is_measured and reference)
 
 
 def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: CostTable) -> Candidate | None:

@@ -80,10 +80,12 @@ def learning_of(record_set: RecordSet, candidates: Sequence[Candidate], fastest:
     return None
 
 
-def accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Estimate | None:
+def accuracy_gain(
+    record_set: RecordSet, name: str, reference: str | None, level: float | None = None
+) -> Estimate | None:
     """Return the difference of test accuracies, with an interval that includes the sampling error of the test set.
 
-    None for fewer than `MIN_REPEATS` common seeds. The interval is corrected for the number of candidates.
+    None for fewer than `MIN_REPEATS` common seeds. Without a `level`, it is one corrected for the number of candidates.
 
     Accuracies are multiples of 1 ÷ test samples, so a few repeats may show the same difference without any spread. Each
     side has the binomial variance p(1 − p)/n over the choice of n test samples. All repeats use the same test samples,
@@ -99,7 +101,7 @@ def accuracy_gain(record_set: RecordSet, name: str, reference: str | None) -> Es
         return None
     shares = [statistics.fmean(side[repeat] for repeat in common) for side in (ones, others)]
     variance = sum(share * (1 - share) for share in shares) / min(tested)
-    return paired_difference(ones, others, _level(record_set), shared_variance=variance)
+    return paired_difference(ones, others, level or _level(record_set), shared_variance=variance)
 
 
 def _loss_difference(record_set: RecordSet, name: str, reference: str) -> Estimate | None:

@@ -58,6 +58,15 @@ def noise_scale(run: RunRecord) -> NoiseScale | None:
     return NoiseScale(ratio, low, high, sum(window.steps for window in windows))
 
 
+def epochs_factor(noise_scale: float, batch: float, reference: float) -> float:
+    """Return the epochs that a batch needs ÷ those of a reference batch for the same loss, at suitable learning rates.
+
+    A batch B needs 1 + B ÷ noise scale times the samples that the smallest one needs (McCandlish et al., 2018,
+    equations 2.11 and 5.2).
+    """
+    return (noise_scale + batch) / (noise_scale + reference)
+
+
 def noise_curve(run: RunRecord) -> NoiseCurve:
     """Return the smoothed noise scale at the end of each window in which it was measured.
 

@@ -59,6 +59,11 @@ class RecordSet:
     read_warnings: list[str] = field(default_factory=list)
     """Sentences on damaged parts that were skipped."""
 
+    @property
+    def compares_times(self) -> bool:
+        """Whether times are compared, as in all experiments but those on accuracy alone."""
+        return all(design.compares_times for design in self.designs)
+
     def recorded_runs_of(self, candidate: str) -> list[RecordedRun]:
         """Return a candidate's runs, with the keys that pair them."""
         return [recorded for recorded in self.runs if recorded.candidate == candidate]

@@ -43,15 +43,25 @@ class ExperimentOutput:
 
 
 def analyse_records(records: Sequence[Record], read_warnings: Sequence[str] = ()) -> ExperimentOutput:
-    """Analyse an experiment over ranks or batch sizes, and a race, as such, and all other records as one comparison.
+    """Analyse an experiment over ranks or batches, and a race, as such, and all other records as one comparison.
 
     `read_warnings` has a sentence on each record that was left out, because it is damaged.
     """
     from paceline.analysis.record_set import collect_records
-    from paceline.records.schema import BATCH_KIND, RACE_KIND, SCALE_KIND
+    from paceline.records.schema import BATCH_KIND, LARGE_BATCH_KIND, RACE_KIND, SCALE_KIND
 
-    outputs = {SCALE_KIND: _scaling_output, BATCH_KIND: _batch_output, RACE_KIND: _race_output}
-    names = {SCALE_KIND: "a scaling experiment", BATCH_KIND: "an experiment over batch sizes", RACE_KIND: "a race"}
+    outputs = {
+        SCALE_KIND: _scaling_output,
+        BATCH_KIND: _batch_output,
+        LARGE_BATCH_KIND: _large_batch_output,
+        RACE_KIND: _race_output,
+    }
+    names = {
+        SCALE_KIND: "a scaling experiment",
+        BATCH_KIND: "an experiment over batch sizes",
+        LARGE_BATCH_KIND: "an experiment with large batches",
+        RACE_KIND: "a race",
+    }
     kind = next((kind for record in records if (kind := getattr(record, "kind", None)) in outputs), None)
     if kind is not None and len(records) > 1:
         if all(getattr(record, "kind", None) == RACE_KIND for record in records):
@@ -118,6 +128,24 @@ def _batch_output(record_set: RecordSet) -> ExperimentOutput:
         write_page=lambda path: write_batch_page(found, path),
         write_tables=lambda folder: write_batch_tables(found, folder),
         to_json=lambda: to_json(found),
+    )
+
+
+def _large_batch_output(record_set: RecordSet) -> ExperimentOutput:
+    from paceline.analysis.large_batch.results import large_batches
+    from paceline.report.page.large_batch import write_large_batch_page
+    from paceline.report.tables.large_batch import write_large_batch_tables
+    from paceline.report.terminal.large_batch import large_batch_report_json, print_large_batches, print_report
+
+    found = large_batches(record_set)
+    return ExperimentOutput(
+        record_set,
+        found.comparison.rows,
+        print_tables=lambda console: print_large_batches(found, console),
+        print_next_steps=print_report,
+        write_page=lambda path: write_large_batch_page(found, path),
+        write_tables=lambda folder: write_large_batch_tables(found, folder),
+        to_json=lambda: large_batch_report_json(found),
     )
 
 

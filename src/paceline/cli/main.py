@@ -19,6 +19,7 @@ from paceline.cli.compare import CompareRequest
 from paceline.cli.doctor import DoctorRequest
 from paceline.cli.emulation import run_on_emulated_hosts
 from paceline.cli.interrupts import CtrlCHandler
+from paceline.cli.large_batch import LargeBatchRequest
 from paceline.cli.messages import message_console, show_error
 from paceline.cli.options import OtherFields, PassThroughCommand, request_parser, with_default_values
 from paceline.cli.race import RaceRequest
@@ -78,6 +79,7 @@ _add_command(CompareRequest, _script_arguments, cls=PassThroughCommand)
 _add_command(TrainRequest)
 _add_command(ScaleRequest)
 _add_command(BatchRequest)
+_add_command(LargeBatchRequest)
 _add_command(RaceRequest)
 _add_command(DoctorRequest)
 _add_command(ReportRequest)

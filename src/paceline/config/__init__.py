@@ -7,6 +7,7 @@ command line, its name (with dashes) the option, and its name (with underscores)
 
 from paceline.config.batch import BatchConfig
 from paceline.config.compare import CompareConfig
+from paceline.config.large_batch import LargeBatchConfig
 from paceline.config.launch import LaunchConfig, launched
 from paceline.config.points import PointsConfig
 from paceline.config.race import RaceConfig
@@ -46,6 +47,7 @@ __all__ = [
     "BatchNormMode",
     "CompareConfig",
     "Device",
+    "LargeBatchConfig",
     "LaunchConfig",
     "NoiseScaleMode",
     "OnNan",

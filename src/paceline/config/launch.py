@@ -12,7 +12,7 @@ from paceline.formatting import short
 
 DEFAULT_CPU_RANKS = 2
 """Ranks on a real host without a GPU, unless the user gives a number: enough to measure synchronisation."""
-EXPERIMENTS: tuple[CommandName, ...] = ("compare", "scale", "batch", "race", "doctor")
+EXPERIMENTS: tuple[CommandName, ...] = ("compare", "scale", "batch", "large-batch", "race", "doctor")
 """Commands that leave out or report what fails, and write no checkpoints."""
 CORES = Bound("from 0.01 to 1024 cores", lambda value: 0.01 <= value <= 1024)
 

@@ -64,26 +64,28 @@ class RunConfig:
         DEFAULT_STRATEGY, fixed="name strategies with --strategies a,b", compared=False, unused_by=("compare", "scale")
     )
     """Way of synchronising gradients; options as in ddp:bucket_mb=1. `paceline strategies` lists all."""
-    batch: int | None = setting(None, bound=POSITIVE, unused_by=("batch",), set_by_leader=True)
+    batch: int | None = setting(None, bound=POSITIVE, unused_by=("batch", "large-batch"), set_by_leader=True)
     """Global batch: samples per step over all ranks [default: 256]."""
     batch_per_rank: int | None = setting(
         None,
         bound=POSITIVE,
         in_place_of="batch",
         fixed="vary batch, the global one",
-        unused_by=("batch",),
+        unused_by=("batch", "large-batch"),
         set_by_leader=True,
     )
     """Samples per step on each rank, in place of --batch."""
-    accumulate: int = setting(1, bound=POSITIVE)
+    accumulate: int = setting(1, bound=POSITIVE, unused_by=("large-batch",))
     """Micro-batches per step: their gradients are summed and synchronised once."""
     epochs: int | None = setting(None, bound=POSITIVE, ends_run=True, unused_by=("doctor",))
     """Passes over the training data [default: 1, unless --steps or --seconds is given]."""
     steps: int | None = setting(
-        None, bound=POSITIVE, in_next_command=False, ends_run=True, script="same", unused_by=("doctor",)
+        None, bound=POSITIVE, in_next_command=False, ends_run=True, script="same", unused_by=("large-batch", "doctor")
     )
     """Stop after this many steps; --epochs is then only used to estimate the time of a full run."""
-    seconds: float | None = setting(None, bound=POSITIVE, in_next_command=False, ends_run=True, unused_by=("doctor",))
+    seconds: float | None = setting(
+        None, bound=POSITIVE, in_next_command=False, ends_run=True, unused_by=("large-batch", "doctor")
+    )
     """Stop after this many seconds of training on the slowest rank, or earlier if --steps or --epochs is reached. The
     time of evaluations does not count."""
     recipe: str = setting("", compared=False)
@@ -93,10 +95,10 @@ class RunConfig:
     """Optimiser: sgd, adamw, lars, lamb or muon [default: the recipe's]. Refused if the workload defines its own."""
     lr: float | None = setting(None, bound=NOT_NEGATIVE, replaced_by="optimizer")
     """Peak learning rate, used as given unless --scale-lr is given too [default: the recipe's, scaled to the batch]."""
-    scale_lr: ScaleRule | None = setting(None, replaced_by="optimizer")
+    scale_lr: ScaleRule | None = setting(None, replaced_by="optimizer", unused_by=("large-batch",))
     """Scale the learning rate by global batch ÷ reference batch (linear), by its square root (sqrt), or not (none)
     [default: the recipe's]."""
-    reference_batch: int | None = setting(None, bound=POSITIVE, replaced_by="optimizer")
+    reference_batch: int | None = setting(None, bound=POSITIVE, replaced_by="optimizer", unused_by=("large-batch",))
     """Global batch that the learning rate is meant for [default: the recipe's]."""
     momentum: float | None = setting(None, bound=SHARE, replaced_by="optimizer")
     """Momentum of SGD, LARS and Muon [default: the recipe's]."""
@@ -110,14 +112,14 @@ class RunConfig:
     warmup_epochs: float | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler")
     """Epochs in which the learning rate rises linearly from 0. In a run of less than twice as many epochs it rises as
     fast for half of the run, to a lower peak [default: the recipe's]."""
-    warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler")
+    warmup_steps: int | None = setting(None, bound=NOT_NEGATIVE, replaced_by="scheduler", unused_by=("large-batch",))
     """Least number of steps of warm-up [default: the recipe's; 0 if --warmup-epochs is given]."""
     label_smoothing: float | None = setting(None, bound=SHARE)
     """Share of probability that the training loss spreads over all classes [default: the recipe's]."""
     cutout: int | None = setting(None, bound=NOT_NEGATIVE)
     """Side of a square, in pixels, that is cut out of each training image at a random place; only for data sets with
     augmentation [default: the recipe's]."""
-    zero_gamma: bool | None = None
+    zero_gamma: bool | None = setting(None, unused_by=("large-batch",))
     """Start the last BatchNorm of each residual block with weight 0 [default: the recipe's]."""
     clip_norm: float | None = setting(None, bound=POSITIVE, unused_by=("doctor",))
     """Clip the synchronised gradient to this norm."""
@@ -172,7 +174,8 @@ class RunConfig:
         unused_by=("scale", "doctor"),
     )
     """Measure the gradient noise scale, which estimates the batch above which larger ones pay less: in as many steps as
-    0.4% of the training time allows (auto), in all, or not (off). It needs several ranks, or --accumulate."""
+    0.4% of the training time allows (auto), in all steps (all), or not (off). It needs several ranks, or
+    --accumulate."""
     events: bool = setting(True, in_next_command=False, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""
@@ -192,7 +195,7 @@ class RunConfig:
     """Steps per window: the unit of timing, and of log lines with the global loss."""
     eval_ranks: bool = setting(False, in_next_command=False, unused_by=("scale", "doctor"))
     """Also test each rank's own replica, not only the synchronised weights."""
-    evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "race", "doctor"))
+    evaluate: bool = setting(True, in_next_command=False, unused_by=("scale", "race", "large-batch", "doctor"))
     """Test the synchronised weights at the end of the run."""
     eval_every: str = setting(
         "", fixed=CHANGES_NOTHING, compared=False, in_next_command=False, numbers=True, unused_by=("scale", "doctor")
@@ -205,7 +208,7 @@ class RunConfig:
         fixed="`paceline race` measures the time to a test accuracy",
         compared=False,
         in_next_command=False,
-        unused_by=("compare", "scale", "batch", "doctor"),
+        unused_by=("compare", "scale", "batch", "large-batch", "doctor"),
     )
     """Stop as soon as an evaluation reaches this test accuracy, as in 0.94, or at the length of the run if none does.
     Without --eval-every, the weights are tested after every epoch."""
@@ -246,7 +249,7 @@ class RunConfig:
         compared=False,
         in_next_command=False,
         may_change=True,
-        unused_by=("compare", "scale", "batch", "race", "doctor"),
+        unused_by=("compare", "scale", "batch", "race", "large-batch", "doctor"),
     )
     """File to write the final weights to, as in model.safetensors; it depends on the weights alone."""
     tensorboard: bool = setting(

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from paceline.errors import UsageError, wrong_choice
 
-CommandName = Literal["compare", "scale", "batch", "race", "doctor"]
+CommandName = Literal["compare", "scale", "batch", "large-batch", "race", "doctor"]
 """Commands that use only some settings of a run; `train` uses all."""
 ScriptUse = Literal["own", "same", "varied", "attach"]
 WorkloadPart = Literal["train", "optimizer", "scheduler"]

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records, reference_of
-from paceline.analysis.remaining_time import TimeEstimator
 from paceline.config import LENGTH_SETTINGS, CompareConfig, LaunchConfig, RunConfig
-from paceline.experiments.candidates import CandidateConfig, make_candidates, strategies_of, varied_keys
-from paceline.experiments.checks import check_length, choose_shape, gpus_to_use, left_out_of_sets, settings_of
+from paceline.experiments.candidates import make_candidates, strategies_of, varied_keys
+from paceline.experiments.checks import check_length, choose_shape, gpus_to_use, left_out_of_sets
 from paceline.experiments.engine import Experiment, ProgressDisplay
-from paceline.experiments.estimate import guess_times, load_slowdowns
-from paceline.experiments.scaling.machines import detect_machines
-from paceline.experiments.train import new_folder
+from paceline.experiments.one_shape import OneShapePlan, measure_on_one_shape
 from paceline.experiments.training_targets import choose_target
-from paceline.launch.channel.own_command import EXAMINING, PROVING, TRAINING, OwnCommand
+from paceline.launch.channel.own_command import EXAMINING, PROVING, TRAINING
 from paceline.launch.launcher_process import Notify
-from paceline.launch.leader import join_launch
 from paceline.launch.rank_assignment import find_launcher_process
-from paceline.measure.cores import threads_per_rank
-from paceline.records import provenance
-from paceline.records.experiment.design import CompareDescription, CompareDesign
-from paceline.records.experiment.folder import ExperimentFolder
+from paceline.records.experiment.design import CompareDesign
 from paceline.records.experiment.record import read_experiment
 from paceline.records.schema import COMPARE_KIND
-from paceline.strategies.base.strategy import Role
-from paceline.strategies.registry import create
 
 DEFAULT_STEPS = 40
 
@@ -72,56 +61,22 @@ def compare(
     shape = choose_shape(base, launch, launcher)
     candidate_configs = make_candidates(base, config, shape, target.rules)
     check_length((candidate_config.config.steps for candidate_config in candidate_configs), DEFAULT_STEPS)
-    candidates = [candidate_config.candidate for candidate_config in candidate_configs]
     target.prepare(candidate_configs)
-    known = target.describe(candidate_configs, shape.ranks) if launcher.is_leader else None
-    settings = settings_of("compare", launch, base, config) | {"script_args": list(script_args)}
-    command = OwnCommand(
-        configs=(base, *[one.config for one in candidate_configs]),
+    plan = OneShapePlan(
+        kind=COMPARE_KIND,
+        base=base,
+        launch=launch,
+        config=config,
+        shape=shape,
+        target=target,
+        candidate_configs=candidate_configs,
+        reference=reference_of([one.candidate for one in candidate_configs]).name,
+        tried=candidate_configs,
+        experiment=CompareExperiment,
+        design=CompareDesign,
+        own_design={"interim_analyses": config.interim_analyses},
         tasks=(*TRAINING, *PROVING, *EXAMINING),
-        script=target.script,
+        script_args=script_args,
+        notes=left_out_of_sets(strategies_of(config), gpus_to_use(base)),
     )
-    leader = join_launch(launcher, launch, settings, command, timeout_s=base.timeout_s, notify=notify)
-    if leader is None:
-        return
-    assert known is not None, "the leader describes the target"
-    for sentence in left_out_of_sets(strategies_of(config), gpus_to_use(base)):
-        notify(sentence)
-    place = detect_machines(leader.launcher_infos)
-    threads_of = partial(_threads_of, launch)
-    guesses = guess_times(candidate_configs, known.trials, place, threads_of)
-    estimator = TimeEstimator(guesses, load_slowdowns(candidate_configs, known.trials, threads_of))
-    design = CompareDesign(
-        ranks=shape.ranks,
-        hosts=shape.hosts,
-        ranks_per_host=shape.ranks_per_host,
-        **dataclasses.asdict(place),
-        gpus=gpus_to_use(base),
-        threads=launch.threads or threads_per_rank(shape.ranks_per_host),
-        requested_threads=launch.threads,
-        repeats=config.repeats,
-        max_repeats=config.max_repeats,
-        interim_analyses=config.interim_analyses,
-        reference=reference_of(candidates).name,
-        proof=config.proof,
-        target=known.target,
-        batch=known.batch,
-    )
-    with leader:
-        description = CompareDescription(
-            kind=COMPARE_KIND,
-            candidates=candidates,
-            config=target.settings(candidate_configs),
-            design=design,
-            provenance=provenance(),
-        )
-        folder = ExperimentFolder.create(out or new_folder(base, COMPARE_KIND), description)
-        on_folder(folder.path)
-        display.plan(design, [candidate.name for candidate in candidates], candidate_configs[0].config)
-        CompareExperiment(target, candidate_configs, leader, config, folder, display, estimator=estimator).run()
-
-
-def _threads_of(launch: LaunchConfig, one: CandidateConfig) -> int:
-    """Return the compute threads of each rank of a candidate, as ranks choose them."""
-    roles = create(one.config.strategy).roles(one.shape.ranks)[: one.shape.ranks_per_host]
-    return launch.threads or threads_per_rank(max(1, sum(role is not Role.IDLE for role in roles)))
+    measure_on_one_shape(plan, launcher, out, display, on_folder, notify)

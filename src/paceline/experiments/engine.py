@@ -102,8 +102,8 @@ class ProgressDisplay(Protocol):
     def unexamined(self, reason: str) -> None:
         """Show why the machine could not be examined."""
 
-    def failed(self, name: str, error: PacelineError) -> None:
-        """Show that a candidate failed and is left out from now on."""
+    def failed(self, name: str, error: PacelineError, *, left_out: bool) -> None:
+        """Show that a candidate failed, and whether it is left out from now on."""
 
     def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat."""
@@ -420,7 +420,8 @@ class Experiment(ABC):
 
     def _fail(self, candidate_config: CandidateConfig, stage: str, error: PacelineError) -> None:
         name = candidate_config.candidate.name
-        if self.leaves_out(type(error).__name__):
+        left_out = self.leaves_out(type(error).__name__)
+        if left_out:
             self.failed_names.add(name)
             self.estimator.leave_out(name)
             self.first_error = self.first_error or error
@@ -434,7 +435,7 @@ class Experiment(ABC):
                 out_of_memory=isinstance(error, RankError) and error.out_of_memory,
             )
         )
-        self.display.failed(name, error)
+        self.display.failed(name, error, left_out=left_out)
 
     def _scheduled_run(self, candidate_config: CandidateConfig, stage: str) -> ScheduledRun:
         """Return a candidate's run in a stage; runs that share a launch have sibling folders."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,25 +9,17 @@ from pathlib import Path
 
 from paceline.analysis.comparison import compare as compare_records
 from paceline.analysis.record_set import collect_records
-from paceline.analysis.remaining_time import TimeEstimator
 from paceline.config import LaunchConfig, RaceConfig, RunConfig
 from paceline.config.race import DEFAULT_EPOCHS
 from paceline.errors import DivergenceError
 from paceline.experiments.candidates import WORKLOAD_RULES, CandidateConfig, role_of
-from paceline.experiments.checks import choose_shape, gpus_to_use, settings_of
+from paceline.experiments.checks import choose_shape
 from paceline.experiments.engine import Experiment, ProgressDisplay
-from paceline.experiments.estimate import guess_times, load_slowdowns
-from paceline.experiments.scaling.machines import detect_machines
-from paceline.experiments.train import new_folder
+from paceline.experiments.one_shape import OneShapePlan, measure_on_one_shape
 from paceline.experiments.training_targets import WorkloadTarget
-from paceline.launch.channel.own_command import OwnCommand
 from paceline.launch.launcher_process import Notify, Shape
-from paceline.launch.leader import join_launch
 from paceline.launch.rank_assignment import find_launcher_process
-from paceline.measure.cores import threads_per_rank
-from paceline.records import provenance
-from paceline.records.experiment.design import Candidate, RaceDescription, RaceDesign
-from paceline.records.experiment.folder import ExperimentFolder
+from paceline.records.experiment.design import Candidate, RaceDesign
 from paceline.records.experiment.record import read_experiment
 from paceline.records.schema import RACE_KIND
 from paceline.strategies.registry import create
@@ -68,49 +59,26 @@ def race(
     one = make_candidate(base, shape)
     target = WorkloadTarget()
     target.prepare([one])
-    known = target.describe([one], shape.ranks) if launcher.is_leader else None
-    settings = settings_of(RACE_KIND, launch, config, base)
-    command = OwnCommand(configs=(one.config,))
-    leader = join_launch(launcher, launch, settings, command, timeout_s=base.timeout_s, notify=notify)
-    if leader is None:
-        return
-    assert known is not None, "the leader describes the target"
-    place = detect_machines(leader.launcher_infos)
-    threads = launch.threads or threads_per_rank(shape.ranks_per_host)
-    guesses = guess_times([one], known.trials, place, lambda _: threads)
-    estimator = TimeEstimator(guesses, load_slowdowns([one], known.trials, lambda _: threads))
-    design = RaceDesign(
-        ranks=shape.ranks,
-        hosts=shape.hosts,
-        ranks_per_host=shape.ranks_per_host,
-        **dataclasses.asdict(place),
-        gpus=gpus_to_use(base),
-        threads=threads,
-        requested_threads=launch.threads,
-        repeats=config.runs,
-        max_repeats=config.runs,
-        interim_analyses=1,
+    plan = OneShapePlan(
+        kind=RACE_KIND,
+        base=base,
+        launch=launch,
+        config=config,
+        shape=shape,
+        target=target,
+        candidate_configs=[one],
         reference=one.candidate.name,
-        proof=False,
-        target=known.target,
-        batch=known.batch,
-        target_accuracy=config.target_accuracy,
-        eval_every=config.eval_every,
-        tta=base.tta,
-        seed=base.seed,
+        tried=[one],
+        experiment=RaceExperiment,
+        design=RaceDesign,
+        own_design={
+            "target_accuracy": config.target_accuracy,
+            "eval_every": config.eval_every,
+            "tta": base.tta,
+            "seed": base.seed,
+        },
     )
-    with leader:
-        description = RaceDescription(
-            kind=RACE_KIND,
-            candidates=[one.candidate],
-            config=target.settings([one]),
-            design=design,
-            provenance=provenance(),
-        )
-        folder = ExperimentFolder.create(out or new_folder(base, RACE_KIND), description)
-        on_folder(folder.path)
-        display.plan(design, [one.candidate.name], one.config)
-        RaceExperiment(target, [one], leader, config, folder, display, estimator=estimator).run()
+    measure_on_one_shape(plan, launcher, out, display, on_folder, notify)
 
 
 def run_config(base: RunConfig, config: RaceConfig) -> RunConfig:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 SCHEMA_VERSION = 3
 
-COMPARE_KIND, SCALE_KIND, BATCH_KIND, RACE_KIND = "compare", "scale", "batch", "race"
+COMPARE_KIND, SCALE_KIND, BATCH_KIND = "compare", "scale", "batch"
+LARGE_BATCH_KIND, RACE_KIND = "large-batch", "race"
 """Kinds of experiments."""
 
 RUN_FILE = "run.json"

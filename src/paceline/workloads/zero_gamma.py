@@ -15,8 +15,7 @@ SHORTCUT_NAMES = ("shortcut", "downsample")
 
 def zero_gamma(model: nn.Module) -> None:
     """Set the weight of the last BatchNorm of each residual block to 0."""
-    blocks = [module for module in model.modules() if any(hasattr(module, name) for name in SHORTCUT_NAMES)]
-    last = [norm for block in blocks if (norm := _last_norm(block)) is not None]
+    last = last_norms(model)
     if not last:
         raise UsageError(
             "zero-gamma was asked for, but the model has no residual block that ends in a BatchNorm.",
@@ -24,6 +23,12 @@ def zero_gamma(model: nn.Module) -> None:
         )
     for norm in last:
         nn.init.zeros_(norm.weight)
+
+
+def last_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the last BatchNorm of each residual block."""
+    blocks = [module for module in model.modules() if any(hasattr(module, name) for name in SHORTCUT_NAMES)]
+    return [norm for block in blocks if (norm := _last_norm(block)) is not None]
 
 
 def _last_norm(block: nn.Module) -> nn.modules.batchnorm._BatchNorm | None:

@@ -102,7 +102,7 @@ def test_without_a_terminal_there_is_a_line_per_repeat_with_the_remaining_time(t
     shown.refresh(comparison, 3)
     estimator.expect("later", [])
     shown.refresh(comparison, 4)
-    shown.failed("ddp", RankError("rank 1 failed", hint="look there", detail="Traceback"))
+    shown.failed("ddp", RankError("rank 1 failed", hint="look there", detail="Traceback"), left_out=True)
     output = stream.getvalue()
     assert "\ntime: about 40 s–3 min (up to 10 min if the result is close); this range is refined as runs" in output
     assert "after 1 repeat, 20–80 s (up to 6 min if the result is close) to go: " in output

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from paceline.config import BatchConfig, CompareConfig, LaunchConfig, RaceConfig, RunConfig, ScaleConfig
+from paceline.config import (
+    BatchConfig,
+    CompareConfig,
+    LargeBatchConfig,
+    LaunchConfig,
+    RaceConfig,
+    RunConfig,
+    ScaleConfig,
+)
 from paceline.config.fields import owners
 from paceline.config.recipe import is_recipe_file
 from paceline.config.setting import option_name, select
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = frozenset(select(RunConfig, lambda metadata: metadata.may_change))
 """Settings of runs that may have another value when an experiment goes on."""
-_OWNERS = owners(RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig, RaceConfig)
+_OWNERS = owners(RunConfig, LaunchConfig, CompareConfig, ScaleConfig, BatchConfig, LargeBatchConfig, RaceConfig)
 _NEW_FOLDER = "name another folder with --out"
 
 

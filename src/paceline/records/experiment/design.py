@@ -34,6 +34,15 @@ class CandidatePoint(Struct, frozen=True, kw_only=True):
     """Batch ÷ ranks; not whole if the shares are uneven."""
 
 
+class LargeBatchVariant(Struct, frozen=True, kw_only=True):
+    """Batch of a candidate in an experiment with large batches, and the remedies that it is trained with."""
+
+    batch: PositiveCount
+    """Global batch."""
+    remedies: list[str] = []
+    """Names of the remedies, as in `linear`; none for the reference, and for plain training."""
+
+
 class Candidate(Struct, frozen=True):
     """A strategy with one set of settings, compared with others in an experiment."""
 
@@ -46,12 +55,14 @@ class Candidate(Struct, frozen=True):
     """`bound` exchanges nothing, so it is never recommended; `baseline` trains in one process; else `candidate`."""
     lossless: bool = True
     point: CandidatePoint | None = None
-    """None in a comparison."""
+    """None except in an experiment over ranks or batch sizes."""
+    variant: LargeBatchVariant | None = None
+    """None except in an experiment with large batches."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the candidate as JSON values, without `point` if it is None."""
+        """Return the candidate as JSON values, without those of other kinds of experiments."""
         values: dict[str, Any] = msgspec.to_builtins(self)
-        return values if self.point is not None else {key: value for key, value in values.items() if key != "point"}
+        return {key: value for key, value in values.items() if key not in ("point", "variant") or value is not None}
 
 
 class Design(Struct, frozen=True, kw_only=True):
@@ -63,6 +74,8 @@ class Design(Struct, frozen=True, kw_only=True):
     """Fields that may differ when an experiment goes on: more repeats, estimates, and what follows from the rest."""
     option_names: ClassVar[Mapping[str, str]] = {"emulated": "--emulate"}
     """Options whose name differs from that of the field."""
+    compares_times: ClassVar[bool] = True
+    """Whether the times of candidates are compared: what disturbs times then calls for a warning."""
 
     ranks: PositiveCount
     """Largest world size."""
@@ -122,6 +135,31 @@ class RaceDesign(CompareDesign, frozen=True, kw_only=True):
     """Test-time augmentation: `none` or `mirror`."""
     seed: Count
     """Seed of the first run; the others have the following ones."""
+
+
+class LargeBatchDesign(CompareDesign, frozen=True, kw_only=True):
+    """Design of an experiment with large batches."""
+
+    option_names: ClassVar[Mapping[str, str]] = {
+        **Design.option_names,
+        "repeats": "--seeds",
+        "max_repeats": "--seeds",
+        "reference_batch": "--reference",
+        "sizes": "--large",
+    }
+    compares_times: ClassVar[bool] = False
+
+    reference_batch: PositiveCount
+    """Global batch of the reference."""
+    sizes: list[PositiveCount]
+    """Large global batches, ascending."""
+    epochs: PositiveCount
+    warmup_epochs: NotNegative
+    """Epochs of the remedy `warmup`."""
+    micro_batch: PositiveCount
+    """Most samples in a forward pass on a rank."""
+    left_out: list[str] = []
+    """Sentences on batches and remedies that are not tried."""
 
 
 class ScaleShape(Struct, frozen=True, kw_only=True):
@@ -190,7 +228,7 @@ class ExperimentDescription(VersionedFile, frozen=True, kw_only=True):
     """Content of `experiment.json`."""
 
     kind: str
-    """`compare`, `scale`, `batch` or `race`."""
+    """`compare`, `scale`, `batch`, `large-batch` or `race`."""
     candidates: list[Candidate]
     config: Settings
     """Settings that all runs share."""
@@ -218,6 +256,12 @@ class BatchDescription(ExperimentDescription, frozen=True, kw_only=True):
     design: BatchDesign
 
 
+class LargeBatchDescription(ExperimentDescription, frozen=True, kw_only=True):
+    """Content of `experiment.json` of an experiment with large batches."""
+
+    design: LargeBatchDesign
+
+
 class RaceDescription(ExperimentDescription, frozen=True, kw_only=True):
     """Content of `experiment.json` of a race."""
 
@@ -228,6 +272,7 @@ DESCRIPTIONS: dict[str, type[ExperimentDescription]] = {
     schema.COMPARE_KIND: CompareDescription,
     schema.SCALE_KIND: ScaleDescription,
     schema.BATCH_KIND: BatchDescription,
+    schema.LARGE_BATCH_KIND: LargeBatchDescription,
     schema.RACE_KIND: RaceDescription,
 }
 

@@ -109,21 +109,22 @@ class LiveTable:
         """Print why the machine could not be examined."""
         self._print(f"doctor: the machine could not be examined: {reason}")
 
-    def failed(self, name: str, error: PacelineError) -> None:
-        """Print why a candidate failed; it is left out of further repeats."""
-        self._print(f"{name} failed and is left out: {error.message}")
+    def failed(self, name: str, error: PacelineError, *, left_out: bool) -> None:
+        """Print why a candidate failed, and whether it is left out of further repeats."""
+        outcome = "failed and is left out" if left_out else "failed with this seed"
+        self._print(f"{name} {outcome}: {error.message}")
         if error.detail:
             self._print(error.detail)
-        if error.hint:
+        if error.hint and left_out:
             self._print(f"hint: {error.hint}")
 
     def refresh(self, comparison: Comparison, repeats: int) -> None:
         """Show the results after a repeat."""
         self._comparison = comparison
         if not self._console.is_terminal:
-            known = [row for row in comparison.rows if row.step_s is not None]
-            times = " · ".join(f"{row.candidate.name} {seconds(row.step_s.value)}" for row in known if row.step_s)
-            self._print(f"after {plural(repeats, 'repeat')}{self._to_go()}: {times}")
+            known = [(row.candidate.name, self.result_of(row)) for row in self.rows_to_show(comparison)]
+            results = " · ".join(f"{name} {result}" for name, result in known if result)
+            self._print(f"after {plural(repeats, 'repeat')}{self._to_go()}: {results}")
 
     def _to_go(self) -> str:
         """Return the remaining time as a suffix; empty if it is unknown, and at the end."""
@@ -204,6 +205,10 @@ class LiveTable:
     def rows_to_show(self, comparison: Comparison) -> list[CandidateRow]:
         """Return the rows whose results so far are shown."""
         return comparison.rows
+
+    def result_of(self, row: CandidateRow) -> str:
+        """Return the most important result of a candidate; empty if there is none yet."""
+        return "" if row.step_s is None else seconds(row.step_s.value)
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -88,8 +88,15 @@ def losses(comparison: Comparison) -> Json | None:
         "candidates": [curve.name for curve in (*curves, *with_rates)],
         "repeats": [curve.repeat for curve in (*curves, *with_rates)],
         "axes": _x_axes(curves, kept, with_rates),
+        "first_axis": first_axis(comparison),
         "scales": scales,
     }
+
+
+def first_axis(comparison: Comparison) -> str:
+    """Return the label of the horizontal axis to show first: with different batches, steps are not comparable."""
+    batches = {entry.run.topology.batch for entry in comparison.record_set.runs}
+    return "Step" if len(batches) == 1 else "Epoch"
 
 
 def _longest(curves: Sequence[_RunCurve]) -> int:

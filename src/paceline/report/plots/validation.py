@@ -27,7 +27,7 @@ from paceline.report.plots.drawing import (
     rounded,
     whole_ticks,
 )
-from paceline.report.plots.losses import DASHES
+from paceline.report.plots.losses import DASHES, first_axis
 from paceline.report.plots.palette import colours
 from paceline.report.plots.stripes import stripes
 
@@ -91,6 +91,7 @@ def validation(comparison: Comparison) -> Json | None:
         "narrow": layout | {"height": heights[1], "margin": {"l": 48, "r": 8, "t": 12, "b": 44}},
         "candidates": [curve.name for curve in shown],
         "axes": _x_axes(shown),
+        "first_axis": first_axis(comparison),
     }
 
 

@@ -16,7 +16,8 @@ class Figure {
     this.plot = element.querySelector(".plot");
     this.hidden = new Set();
     this.repeat = 0;
-    this.axis = (spec.axes || [null])[0];
+    const axes = spec.axes || [null];
+    this.axis = axes.find((axis) => axis && axis.label === spec.first_axis) || axes[0];
     this.view = (spec.views || [null])[0];
     this.range = null; // The zoomed range of the horizontal axis.
     this.addControls(element.querySelector(".controls"));
