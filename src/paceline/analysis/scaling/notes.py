@@ -6,14 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.analysis.scaling.machines import placement_notes
-from paceline.analysis.statistics import Estimate
+from paceline.analysis.superlinear import SUPERLINEAR, least
 from paceline.records.experiment.design import ScaleDesign
 
 if TYPE_CHECKING:
     from paceline.analysis.scaling.curves import ScalingCurve
-
-SUPERLINEAR = 1.05
-"""Efficiency from which, if the whole interval is above, a note is shown."""
 
 
 def scaling_notes(curves: Sequence[ScalingCurve], design: ScaleDesign) -> Iterator[str]:
@@ -52,15 +49,10 @@ def _superlinear(curves: Sequence[ScalingCurve]) -> Iterator[str]:
     names = []
     for point in {point.candidate.name: point for curve in curves for point in curve.points}.values():
         known = [gain.efficiency for gain in point.gains.values() if gain is not None and gain.efficiency is not None]
-        if any(_least(estimate) > SUPERLINEAR for estimate in known):
+        if any(least(estimate) > SUPERLINEAR for estimate in known):
             names.append(point.candidate.name)
     if names:
         yield (
             f"Efficiency above 100%: {'; '.join(names)}. Smaller shares of the batch may fit into a cache, or other "
             "programs slowed the baseline down; repeat the experiment on an idle machine to find out."
         )
-
-
-def _least(estimate: Estimate) -> float:
-    """Return the lower end of an interval; without one, the lowest of the repeats."""
-    return min(estimate.each, default=estimate.value) if estimate.low is None else estimate.low
