@@ -24,6 +24,7 @@ from paceline.records import (
     StepWriter,
     Summary,
     Topology,
+    read_run,
 )
 from paceline.records.decoder import read_model
 from paceline.records.events import (
@@ -40,9 +41,10 @@ from paceline.records.events import (
 from paceline.records.experiment.design import Candidate, CompareDescription
 from paceline.records.experiment.folder import ExperimentFolder
 from paceline.records.experiment.record import read_experiment
-from paceline.records.schema import SUMMARY_FILE
+from paceline.records.schema import SUMMARY_FILE, ResourceRow
 from paceline.records.summary import EvaluationResult, InterfaceTraffic, PlannedTraffic, SocketLink, SocketTraffic
 from paceline.records.timeline import NO_PEER, NOT_MEASURED, Purpose, RowKind, TimelineWriter
+from paceline.records.writer import ResourceWriter
 from run_models import PROVENANCE, compare_design, rank_summary, summary, topology
 
 CLASSIC = (
@@ -213,6 +215,23 @@ def write_counts(path: Path, candidate: Candidate, workers: int, steps: int, *, 
     traffic = msgspec.structs.replace(written.traffic, links=links)
     counted = SocketTraffic(steps=steps, links=sockets, interfaces=[host])
     RunFolder(path).write_summary(msgspec.structs.replace(written, traffic=traffic, sockets=counted))
+
+
+def write_load(path: Path, load: float, share: float = 0.3) -> Path:
+    """Add samples of the resources to all runs of `write_experiment`: other programs use `load` cores.
+
+    Each rank uses a share of a core. The samples cover two seconds.
+    """
+    for summary_file in path.glob(f"*/*/{SUMMARY_FILE}"):
+        run = read_run(summary_file.parent)
+        for rank in range(run.topology.workers):
+            writer = ResourceWriter(RunFolder(summary_file.parent), rank)
+            for number in range(5):
+                busy = (load + share * run.topology.workers) / run.topology.cores if rank == 0 and number else None
+                time_s = number / 2
+                writer.write([ResourceRow(time_s, share * time_s, 10**8, 4, 0.0, None, None, busy, None, None)])
+            writer.close()
+    return path
 
 
 def _phases(candidate: Candidate, lateness: float, start_s: float, length_s: float) -> list[tuple[Any, ...]]:

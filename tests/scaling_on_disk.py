@@ -132,6 +132,18 @@ def write_scaling(
     return path
 
 
+def write_superlinear(path: Path) -> Path:
+    """Write an experiment on two cores, in which `single` with two threads takes nine times its usual time."""
+
+    def step_s(candidate: Candidate, repeat: int) -> float:
+        return even(candidate, repeat) * (9 if candidate.strategy == "single" else 1)
+
+    shapes, threads = [(1, 1), (1, 2)], {"single": 2}
+    return write_scaling(
+        path, ["single", "ddp"], shapes, ["strong"], step_s=step_s, design=ONE_HOST, cores=2.0, threads=threads
+    )
+
+
 def read_scaling(path: Path) -> Scaling:
     """Read the results of a scaling experiment."""
     return scaling(collect_records([read_experiment(path)]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment
+from experiments_on_disk import CLASSIC, falling, read_comparison, write_experiment, write_load
 from paceline.records.experiment.design import Candidate
 from paceline.records.experiment.record import read_experiment
 from paceline.report.terminal.comparison import to_json
@@ -54,6 +54,19 @@ def test_distributing_is_judged_against_one_process(tmp_path: Path) -> None:
     comparison = read_comparison(tmp_path / "slow" / "e")
     assert comparison.pick == "single"
     assert "--strategy single" in (next_command(comparison) or "")
+
+
+def test_beside_other_programs_a_speed_up_that_ranks_cannot_have_is_not_claimed(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "e", step_s=STEP_S, repeats=4)
+    assert "ddp on 2 ranks is 4.0" in " ".join(sentences(read_comparison(path)))
+    assert "--strategy ddp" in (next_command(read_comparison(path)) or "")
+    comparison = read_comparison(write_load(path, 1.3))
+    text = " ".join(sentences(comparison))
+    assert text.startswith("Of the distributed strategies, pick ddp: 20.")
+    assert "The speed-up of ddp on 2 ranks over one process is not known: 4.0" in text
+    assert "measured while other programs used the cores, is more than 2 ranks can gain; its step would be" in text
+    assert "ddp on 2 ranks is " not in text
+    assert next_command(comparison) is None
 
 
 def test_without_a_baseline_the_bound_gives_the_possible_gain(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from paceline.analysis.core_sharing import sharing_advice, sharing_in_run, shari
 from paceline.analysis.divergence import diverged_runs, divergence_cause
 from paceline.analysis.exclusions import DRIFT, largest_drift
 from paceline.analysis.gpu_use import limited_clocks
-from paceline.analysis.other_load import OtherLoad, other_load
+from paceline.analysis.other_load import OtherLoad, format_load, other_load
 from paceline.analysis.precision import choice_sentence
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.replicas import difference_sentence
@@ -17,7 +17,7 @@ from paceline.analysis.scaling.machines import planned_oversubscription
 from paceline.analysis.traffic.payload import payload_of
 from paceline.config.slow_ranks import format_slow_ranks, parse_slow_ranks
 from paceline.errors import DivergenceError
-from paceline.formatting import SHARE, TENTHS, format_cores, join_names, percent, plural, short, whole
+from paceline.formatting import SHARE, join_names, percent, plural, short, whole
 from paceline.records import RunRecord, Summary
 from paceline.records.events import (
     ContinuedEvent,
@@ -154,12 +154,7 @@ def _beside_other_load(record_set: RecordSet) -> Iterator[str]:
         return
     own = {":" in str(entry.run.config.get("workload")) or "script" in entry.run.config for entry in record_set.runs}
     others = "Other programs, or processes that the workload starts," if True in own else "Other programs"
-    yield f"{others} used {_amount(load)} during the runs{_effect(load)}"
-
-
-def _amount(load: OtherLoad) -> str:
-    least, most = TENTHS.text(load.least), TENTHS.text(load.most)
-    return f"{most if least == most else f'{least}–{most}'} of {format_cores(load.cores)}"
+    yield f"{others} used {format_load(load)} during the runs{_effect(load)}"
 
 
 def _effect(load: OtherLoad) -> str:

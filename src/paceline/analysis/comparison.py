@@ -30,6 +30,7 @@ from paceline.analysis.statistics import (
 )
 from paceline.analysis.steps.candidate_split import CandidateSplit, candidate_split
 from paceline.analysis.steps.timing import profiled_steps, step_time, windows_of, windows_of_attempt
+from paceline.analysis.superlinear import SuperlinearGain, superlinear_gains, superlinear_notes
 from paceline.analysis.traffic.payload import Payload, payload_of
 from paceline.analysis.traffic.wire import Wire, wire_of
 from paceline.errors import DivergenceError
@@ -182,6 +183,8 @@ class Comparison:
     """Decision between the two fastest that compute the same as one process; if none does, between the others."""
     proofs: list[Proof]
     loss_differences: list[LossDifference]
+    superlinear: list[SuperlinearGain]
+    """Speed-ups over one process that exceed the number of ranks."""
     warnings: list[str]
     interrupted: bool
 
@@ -221,6 +224,11 @@ class Comparison:
         baseline = _measured_with(self.row(self.decision.first).candidate, baselines, self.costs)
         gain = None if baseline is None else self.speed_up(self.decision.first, baseline.name)
         return None if baseline is None or gain is None else (self.row(baseline.name), gain)
+
+    @property
+    def gain_in_doubt(self) -> bool:
+        """Whether the fastest candidate's speed-up over one process is more than its ranks and caches explain."""
+        return any(gain.is_in_doubt and gain.candidate == self.decision.first for gain in self.superlinear)
 
     @property
     def computes_same(self) -> bool:
@@ -300,6 +308,7 @@ def compare(record_set: RecordSet) -> Comparison:
     measured = {row.candidate.name for row in rows if row.is_measured and row.candidate.role == "candidate"}
     exact = [c for c in record_set.candidates if c.name in measured and c.name not in excluded]
     spreads = {row.candidate.name: row.rank_step_spread for row in rows}
+    superlinear = list(superlinear_gains(record_set, costs, _over_baselines(rows, costs)))
     return Comparison(
         record_set=record_set,
         reference=reference,
@@ -308,8 +317,10 @@ def compare(record_set: RecordSet) -> Comparison:
         decision=decide(exact or record_set.candidates, costs, _interim_analyses(record_set), failures.keys()),
         proofs=[_proof(event) for event in events_of(record_set.events, ParityEvent)],
         loss_differences=loss_differences(record_set, reference),
+        superlinear=superlinear,
         warnings=[
             *_notes_on_ratios(record_set, costs, rows, reference, failures),
+            *(superlinear_notes(superlinear, record_set) if record_set.compares_times else ()),
             *caveats(record_set, spreads),
         ],
         interrupted=bool(events_of(record_set.events, InterruptedEvent)),
@@ -363,6 +374,15 @@ def _notes_on_ratios(
         reason = "failed" if record_set.reference in failed else "was not measured"
         yield f"{record_set.reference} {reason}, so ratios are relative to {reference}."
     yield from costs.contradictions((row.candidate.name, reference) for row in rows if row.is_measured and reference)
+
+
+def _over_baselines(rows: Sequence[CandidateRow], costs: CostTable) -> Iterable[tuple[str, int, str]]:
+    """Yield each candidate with its number of ranks, and the baseline that was measured together with it."""
+    baselines = [row.candidate for row in rows if row.candidate.role == "baseline" and row.is_measured]
+    for row in (row for row in rows if row.candidate.role == "candidate" and row.is_measured):
+        baseline = _measured_with(row.candidate, baselines, costs)
+        if baseline is not None and row.workers is not None:
+            yield row.candidate.name, row.workers, baseline.name
 
 
 def _measured_with(candidate: Candidate, others: Sequence[Candidate], costs: CostTable) -> Candidate | None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from paceline.analysis.record_set import RecordSet
 from paceline.analysis.resources import mean_over_time, training_time, usage_between
 from paceline.analysis.steps.timing import step_time, windows_of
+from paceline.formatting import TENTHS, format_cores
 from paceline.records import RunRecord
 from paceline.records.resources import Resources
 
@@ -54,6 +55,12 @@ class OtherLoad:
 def is_notable(load: float, cores: float) -> bool:
     """Return whether the load of other programs on some cores is large enough to have an effect."""
     return load > NOTABLE_SHARE * cores
+
+
+def format_load(load: OtherLoad) -> str:
+    """Return the range of the load over the runs, and the cores that it refers to."""
+    least, most = TENTHS.text(load.least), TENTHS.text(load.most)
+    return f"{most if least == most else f'{least}–{most}'} of {format_cores(load.cores)}"
 
 
 class LoadedRun(NamedTuple):

@@ -142,7 +142,7 @@ class RunConfig:
     slow on most CPUs), fp64 (for parity proofs), or auto: bf16 with --channels-last if a few passes of this model are
     faster in it and give the same loss, else fp32 [default: the recipe's, usually fp32]."""
     channels_last: bool = False
-    """Use the channels-last memory format; with bf16 about twice as fast on recent CPUs."""
+    """Use the channels-last memory format for images and volumes; with bf16 about twice as fast on recent CPUs."""
     device: Device = "auto"
     """Device to train on; auto takes cuda if a GPU is available, else cpu."""
     cuda_graph: CudaGraphMode | None = setting(None, unused_by=("doctor",))

@@ -29,6 +29,7 @@ from paceline.plans import Gradient, all_reduce_lower_bound
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import ENTRIES, create, plan_of
 from paceline.training.checks.model import check_model
+from paceline.training.model_format import move_model
 from paceline.training.precision import autocast, storage_dtype
 from paceline.training.rank_setup import check_batch_fits
 from paceline.workloads.batches import Share, Source, batch_size, make_source
@@ -184,9 +185,9 @@ def run_trial(config: RunConfig) -> Trial:
             assert workload.recipe is not None, "load_workload() sets the recipe"
             config = with_recipe(config, workload.recipe)
             dtype = storage_dtype(config.precision)
-            layout = torch.channels_last if config.channels_last else torch.preserve_format
-            model = workload.model.to(dtype=dtype, memory_format=layout).train()  # type: ignore[call-overload]
-            share = Share(0, 1, 1, torch.device("cpu"), dtype, config.channels_last)
+            model, cpu = workload.model.train(), torch.device("cpu")
+            move_model(model, config, cpu)
+            share = Share(0, 1, 1, cpu, dtype, config.channels_last)
             source = make_source(workload.train, share, batch=config.global_batch(1), seed=config.seed)
             check_model(model, workload, source, config, rank=0)
             sample_cpu_s, other_cores, threads_slowdown = _observe_samples(model, workload, source, config)

@@ -110,6 +110,9 @@ def headline_sentence(scaling: Scaling) -> str:
     if gain is None:
         return f"{what} took the least time: {time}; there is no baseline to compare it with."
     baseline, ratio = _baseline(best, gain), format_ratio(gain.speed_up)
+    if scaling.is_in_doubt(best, gain):
+        more = f"measured while other programs used the cores, is more than {plural(best.ranks, 'rank')} can gain"
+        return f"The speed-up of {what} over {baseline} is not known: {ratio}, {more}; it takes {time}."
     if spans_one(gain.speed_up):
         return f"{what} shows no measurable difference in speed from {baseline}: {ratio} as fast, {time}."
     if gain.speed_up.value < 1:
@@ -122,7 +125,7 @@ def _strong(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_one_rank) if gain is not None]
     if point.ranks > 1 and gains:
-        clauses = "; it ".join(_speed_clause(point, gain) for gain in gains)
+        clauses = "; it ".join(_speed_clause(point, gain) + _doubt(scaling, point, gain) for gain in gains)
         yield f"{curve.strategy} on {format_ranks(point, scaling)} {clauses}."
     peak = scaling.peak(curve)
     if peak is not None:
@@ -144,7 +147,7 @@ def _weak(scaling: Scaling, curve: ScalingCurve) -> Iterator[str]:
     point = curve.last
     gains = [gain for gain in (point.over_single, point.over_one_rank) if gain is not None]
     if point.ranks > 1 and gains:
-        clauses = "; it ".join(_length_clause(point, gain) for gain in gains)
+        clauses = "; it ".join(_length_clause(point, gain) + _doubt(scaling, point, gain) for gain in gains)
         yield f"A step of {curve.strategy} on {format_ranks(point, scaling)} {clauses}."
 
 
@@ -155,6 +158,10 @@ def _length_clause(point: ScalingPoint, gain: ScalingGain) -> str:
         ratio = f"{format_ratio(longer)} as long"
         return f"shows no measurable difference in length from that of {baseline}: {ratio}{efficiency}"
     return f"takes {format_ratio(longer)} as long as with {baseline}{efficiency}"
+
+
+def _doubt(scaling: Scaling, point: ScalingPoint, gain: ScalingGain) -> str:
+    return f", more than {plural(point.ranks, 'rank')} can gain" if scaling.is_in_doubt(point, gain) else ""
 
 
 def _peak(scaling: Scaling, peak: ScalingPeak) -> Iterator[str]:

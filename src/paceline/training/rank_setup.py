@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from paceline.comm import Comm, World, open_comm
@@ -20,6 +19,7 @@ from paceline.records.precision import PrecisionChoice
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
+from paceline.training.model_format import move_model
 from paceline.training.placement import Placement
 from paceline.training.precision import set_matmul_precision, storage_dtype
 from paceline.training.precision_choice import agree_on_precision, with_choice
@@ -105,25 +105,19 @@ def set_up_rank(
     config = replace(config, precision=choose_precision(config))
     seed_everything(rank_seed(config.seed, comm.rank))  # Random numbers from here on differ between ranks.
     dtype = storage_dtype(config.precision)
-    model = _moved(workload.model, config, placement.device)
+    model = workload.model
+    move_model(model, config, placement.device)
     if not model.training:  # Submodules that a user keeps in evaluation mode stay in it.
         model.train()
     choice = None
     if config.precision == AUTO_PRECISION:
         choice = agree_on_precision(config, workload, comm, precision_file)
         given, config = with_choice(given, choice), with_choice(config, choice)
-        _moved(model, config, placement.device)
+        move_model(model, config, placement.device)
     set_matmul_precision(config.precision, placement.device)
     trains_as = 0 if comm.is_server else comm.rank  # A server trains nothing; any valid rank will do.
     share = Share(trains_as, comm.world_size, config.accumulate, placement.device, dtype, config.channels_last)
     return RankSetup(config, world, strategy, placement, comm, workload, share, given, choice)
-
-
-def _moved(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """Move a model to its device, in the dtype and memory format of a run."""
-    layout = torch.channels_last if config.channels_last else torch.preserve_format
-    moved: nn.Module = model.to(device, storage_dtype(config.precision), memory_format=layout)  # type: ignore[call-overload]
-    return moved
 
 
 def rank_seed(seed: int, rank: int) -> int:

@@ -57,6 +57,8 @@ class Share:
 
     def _tensor_to_device(self, tensor: Tensor) -> Tensor:
         dtype = self.dtype if tensor.is_floating_point() else None
+        # Inputs of five dimensions may be frames, with the channels third, and Conv3d takes the layout of its weight
+        # whatever its input has.
         images = self.channels_last and tensor.dim() == 4
         layout = torch.channels_last if images else torch.preserve_format
         if self.device.type == "cuda" and tensor.device.type == "cpu":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments_on_disk import write_experiment
+from experiments_on_disk import write_experiment, write_load
 from paceline.analysis.record_set import collect_records
 from paceline.analysis.scaling.curves import Scaling, ScalingPoint, scaling
 from paceline.analysis.scaling.machines import oversubscription
@@ -15,7 +15,7 @@ from paceline.errors import RecordError
 from paceline.records.experiment.design import Candidate
 from paceline.records.experiment.record import read_experiment
 from run_models import scale_design, topology
-from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling
+from scaling_on_disk import HALF_CORES, ONE_HOST, even, read_scaling, write_scaling, write_superlinear
 
 APART = HALF_CORES | {"host_cpus": None, "machines": [0, 1, 2, 3], "emulated": None}
 """Hosts on separate machines."""
@@ -253,6 +253,21 @@ def test_an_efficiency_above_one_is_reported(tmp_path: Path) -> None:
     found = read_scaling(write_scaling(tmp_path / "e", step_s=step_s, modes=["strong"]))
     (warning,) = [warning for warning in found.warnings if warning.startswith("Efficiency above 100%")]
     assert "ddp on 4 of 4, batch 256" in warning
+
+
+def test_a_speed_up_beside_other_programs_that_ranks_cannot_have_is_no_result(tmp_path: Path) -> None:
+    path = write_superlinear(tmp_path / "e")
+    single, two = "single on 1 of 1, batch 256", "ddp on 2 of 1, batch 256"
+    quiet = read_scaling(path)
+    assert not quiet.in_doubt
+    found = read_scaling(write_load(path, 1.3))
+    assert (two, single) in found.in_doubt
+    (note,) = [note for note in found.warnings if "is more than 2 ranks can gain" in note]
+    assert note.startswith(f"{two} (")
+    assert "its 2 threads wait for each other" in note
+    assert any("the speed-up is valid" in note for note in quiet.warnings)
+    assert not any("the speed-up is valid" in note for note in found.warnings)
+    assert not [note for note in found.warnings if "Efficiency above 100%" in note and two in note]
 
 
 def test_ranks_that_cannot_be_placed_evenly_are_reported(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from experiments_on_disk import write_load
 from paceline.analysis.scaling.curves import Scaling
 from paceline.config import RunConfig
 from paceline.records.experiment.design import Candidate, ScaleShape
@@ -22,7 +23,7 @@ from paceline.report.scaling_verdict import sentences
 from paceline.report.tables.scaling import write_scaling_tables
 from paceline.report.terminal.scaling import print_scaling, to_json
 from run_models import scale_design
-from scaling_on_disk import ONE_HOST, even, points, read_scaling, write_scaling
+from scaling_on_disk import ONE_HOST, even, points, read_scaling, write_scaling, write_superlinear
 
 pytestmark = pytest.mark.takes(6)
 
@@ -51,6 +52,15 @@ def test_the_answer_in_sentences(found: Scaling) -> None:
     assert (
         "Weak scaling: A step of gather_scatter on 4 ranks takes 2.88× (2.87–2.88) as long as with one process" in text
     )
+
+
+def test_beside_other_programs_a_speed_up_that_ranks_cannot_have_is_not_claimed(tmp_path: Path) -> None:
+    path = write_superlinear(tmp_path / "e")
+    assert re.match(r"ddp on 2 ranks is 1\d\.\d\d× .*as fast as one process", sentences(read_scaling(path))[0])
+    headline, *others = sentences(read_scaling(write_load(path, 1.3)))
+    assert headline.startswith("The speed-up of ddp on 2 ranks over one process is not known: 1")
+    assert "measured while other programs used the cores, is more than 2 ranks can gain; it takes " in headline
+    assert [sentence for sentence in others if "as fast as one process, more than 2 ranks can gain" in sentence]
 
 
 def test_oversubscribed_points_are_not_compared_with_the_fastest(tmp_path: Path) -> None:

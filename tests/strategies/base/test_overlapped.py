@@ -358,6 +358,66 @@ def test_two_backward_passes_in_a_step_need_accumulate(pool: Pool, text: str) ->
         assert "sync.accumulate()" in hint
 
 
+class Joined(nn.Module):
+    """Model that concatenates parameters: their gradients are views of one tensor, with one version counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply the input by all of them."""
+        return torch.tanh(x @ torch.cat(tuple(self.parts)).view(3, 5).t())
+
+
+def halve(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+def train_joined(comm: Comm, text: str, hooked: bool, change: bool) -> Tensor | str:
+    """Return the weights after steps of three micro-batches each, or the error.
+
+    Hooks from before `attach` may halve gradients before they are sent, and code after backward may change one.
+    """
+    model = Joined()
+    for parameter in model.parameters() if hooked else ():
+        parameter.register_post_accumulate_grad_hook(halve)
+    sync = Sync(model, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), create(text), comm, "local")
+    try:
+        for step in range(3):
+            for number in range(3):
+                with sync.microbatch(last=number == 2):
+                    sync.model(batch(comm.rank, 10 * step + number)).sum().backward()
+            if change:
+                gradient = model.parts[1].grad
+                assert gradient is not None
+                gradient.mul_(0.5)
+            sync.step()
+        found = weights(sync)
+        sync.detach()
+    except WorkloadError as error:
+        sync.strategy.abandon()
+        return error.message
+    return found
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_gradients_that_share_a_version_counter_may_accumulate(pool: Pool, hooked: bool) -> None:
+    expected = pool.run(train_joined, 2, "allreduce", hooked, False)[0]
+    assert isinstance(expected, Tensor)
+    for text in OVERLAPPED:
+        for found in pool.run(train_joined, 2, text, hooked, False):
+            assert isinstance(found, Tensor), f"{text}: {found}"
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", IN_STEP)
+def test_a_change_to_one_of_them_is_refused_by_its_name(pool: Pool, text: str) -> None:
+    for message in pool.run(train_joined, 2, text, False, True):
+        assert message == "the gradient of parts.1 was changed after backward had sent it."
+
+
 class DeliberateError(Exception):
     """Error raised on purpose."""
 

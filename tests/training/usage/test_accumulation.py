@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from training.usage.loops import STEPS, Loop, Results, loss_of, make_model, train, usage_tests, weights
 
@@ -133,6 +135,31 @@ def accumulation_and_clipping(loop: Loop) -> Results:
     return [weights(model)]
 
 
+class Joined(nn.Module):
+    """Model that concatenates parameters, whose gradients are then views of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(nn.Parameter(torch.randn(2)) for _ in range(3))
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale the inputs, and apply a layer."""
+        return self.linear(x * torch.cat(tuple(self.scales)))
+
+
+def concatenated_parameters(loop: Loop) -> Results:
+    """Accumulating into one of their gradients moves the version counter that autograd lets them share."""
+    model = make_model(Joined)
+    sync = loop.attach(model)
+    for x, y in loop.batches():
+        for number, (part_x, part_y) in enumerate(zip(x.chunk(4), y.chunk(4), strict=True)):
+            with sync.accumulate() if number < 3 else nullcontext():
+                (loss_of(sync.model(part_x), part_y) / 4).backward()
+        sync.step()
+    return [weights(model)]
+
+
 def nested_accumulation(loop: Loop) -> Results:
     model = make_model()
     sync = loop.attach(model)
@@ -170,6 +197,7 @@ USAGES = [
     step_inside,
     forward_outside,
     accumulation_and_clipping,
+    concatenated_parameters,
     nested_accumulation,
     skipped_step,
 ]

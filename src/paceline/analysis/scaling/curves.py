@@ -18,6 +18,7 @@ from paceline.analysis.record_set import RecordSet
 from paceline.analysis.scaling.machines import oversubscription, unequal_cores
 from paceline.analysis.scaling.notes import scaling_notes
 from paceline.analysis.statistics import Estimate, median_time
+from paceline.analysis.superlinear import superlinear_gains, superlinear_notes
 from paceline.errors import RecordError
 from paceline.records import RunRecord, Topology
 from paceline.records.events import StartEvent
@@ -143,11 +144,17 @@ class Scaling:
     """Ordered by mode, then by strategy as the user listed them; `single` is a curve of one point."""
     warnings: list[str]
     design: ScaleDesign
+    in_doubt: frozenset[tuple[str, str]]
+    """Candidates with a baseline over which they have a speed-up that ranks cannot have, beside other programs."""
 
     @property
     def record_set(self) -> RecordSet:
         """Records of the experiment."""
         return self.comparison.record_set
+
+    def is_in_doubt(self, point: ScalingPoint, gain: ScalingGain) -> bool:
+        """Return whether a gain is more than the ranks of the point and caches explain."""
+        return (point.candidate.name, gain.baseline) in self.in_doubt
 
     @property
     def modes(self) -> list[Mode]:
@@ -230,12 +237,21 @@ def scaling(record_set: RecordSet) -> Scaling:
     curves = [curve for mode in MODES for curve in _curves(measured.points(mode))]
     spreads = {row.candidate.name: row.rank_step_spread for row in measured.comparison.rows}
     gains = [(p, gain) for c in curves for p in c.points for gain in (p.over_single, p.over_one_rank) if gain]
+    superlinear = [
+        gain
+        for gain in superlinear_gains(
+            record_set, measured.comparison.costs, [(p.candidate.name, p.ranks, gain.baseline) for p, gain in gains]
+        )
+        if gain.is_in_doubt
+    ]
     warnings = [
-        *scaling_notes(curves, measured.design),
+        *scaling_notes(curves, measured.design, {gain.candidate for gain in superlinear}),
+        *superlinear_notes(superlinear, record_set),
         *measured.comparison.costs.contradictions((point.candidate.name, gain.baseline) for point, gain in gains),
         *caveats(record_set, spreads, shared_cores=False),
     ]
-    return Scaling(measured.comparison, curves, warnings, measured.design)
+    in_doubt = frozenset((gain.candidate, gain.baseline) for gain in superlinear)
+    return Scaling(measured.comparison, curves, warnings, measured.design, in_doubt)
 
 
 class _MeasuredPoints:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.analysis.scaling.machines import placement_notes
-from paceline.analysis.statistics import Estimate
+from paceline.analysis.superlinear import SUPERLINEAR, least
 from paceline.records.experiment.design import ScaleDesign
 
 if TYPE_CHECKING:
     from paceline.analysis.scaling.curves import ScalingCurve
 
-SUPERLINEAR = 1.05
-"""Efficiency from which, if the whole interval is above, a note is shown."""
 
-
-def scaling_notes(curves: Sequence[ScalingCurve], design: ScaleDesign) -> Iterator[str]:
-    """Yield all notes, as sentences."""
+def scaling_notes(curves: Sequence[ScalingCurve], design: ScaleDesign, in_doubt: Collection[str]) -> Iterator[str]:
+    """Yield all notes, as sentences; the gains of the candidates `in_doubt` have a note of their own."""
     yield from _oversubscription(curves)
     shapes = [(point.hosts, point.ranks_per_host) for curve in curves for point in curve.points]
     yield from placement_notes(design, shapes)
-    yield from _missing_efficiency(curves)
-    yield from _superlinear(curves)
+    yield from _missing_efficiency(curves, in_doubt)
+    yield from _superlinear(curves, in_doubt)
 
 
 def _oversubscription(curves: Sequence[ScalingCurve]) -> Iterator[str]:
@@ -40,27 +37,23 @@ def _oversubscription(curves: Sequence[ScalingCurve]) -> Iterator[str]:
         )
 
 
-def _missing_efficiency(curves: Sequence[ScalingCurve]) -> Iterator[str]:
+def _missing_efficiency(curves: Sequence[ScalingCurve], in_doubt: Collection[str]) -> Iterator[str]:
     """Yield one note per reason for which a speed-up has no efficiency."""
-    gains = [gain for curve in curves for point in curve.points for gain in point.gains.values() if gain is not None]
+    points = [point for curve in curves for point in curve.points if point.candidate.name not in in_doubt]
+    gains = [gain for point in points for gain in point.gains.values() if gain is not None]
     for reason in dict.fromkeys(gain.no_efficiency_reason for gain in gains if gain.no_efficiency_reason):
         yield (f"{reason}: the speed-up is valid, but no efficiency is reported. Set --threads to get one.")
 
 
-def _superlinear(curves: Sequence[ScalingCurve]) -> Iterator[str]:
+def _superlinear(curves: Sequence[ScalingCurve], in_doubt: Collection[str]) -> Iterator[str]:
     """Yield a note on points whose efficiency is above 1."""
     names = []
     for point in {point.candidate.name: point for curve in curves for point in curve.points}.values():
         known = [gain.efficiency for gain in point.gains.values() if gain is not None and gain.efficiency is not None]
-        if any(_least(estimate) > SUPERLINEAR for estimate in known):
+        if point.candidate.name not in in_doubt and any(least(estimate) > SUPERLINEAR for estimate in known):
             names.append(point.candidate.name)
     if names:
         yield (
             f"Efficiency above 100%: {'; '.join(names)}. Smaller shares of the batch may fit into a cache, or other "
             "programs slowed the baseline down; repeat the experiment on an idle machine to find out."
         )
-
-
-def _least(estimate: Estimate) -> float:
-    """Return the lower end of an interval; without one, the lowest of the repeats."""
-    return min(estimate.each, default=estimate.value) if estimate.low is None else estimate.low

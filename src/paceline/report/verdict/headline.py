@@ -84,7 +84,8 @@ def _winner(comparison: Comparison) -> Iterator[str]:
             f"as {decision.second}, the next best{same}{certainty}. But {learning_clause(comparison, learning)}."
         )
     elif decision.outcome == "winner":
-        pick = "Pick" if comparison.pick == decision.first else "Of the distributed strategies, pick"
+        beats_one = comparison.pick == decision.first and not comparison.gain_in_doubt
+        pick = "Pick" if beats_one else "Of the distributed strategies, pick"
         yield (
             f"{pick} {decision.first}: {seconds(first.step_s.value)} per step, {factor(ratio.value)} as fast as "
             f"{decision.second}, the next best{same}{certainty}."

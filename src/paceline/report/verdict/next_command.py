@@ -35,6 +35,8 @@ def next_command(comparison: Comparison) -> str | None:
         return _train(comparison, comparison.row(learning.best).candidate)
     if comparison.pick is None and comparison.decision.outcome == "undecided":
         return _compare_longer(comparison)
+    if comparison.gain_in_doubt:  # It is not known whether to distribute at all.
+        return None
     return _train(comparison, comparison.row(comparison.pick or comparison.decision.first).candidate)
 
 

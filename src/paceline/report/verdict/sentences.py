@@ -35,7 +35,13 @@ def _gain_over_one_process(comparison: Comparison) -> Iterator[str]:
         gain = baseline[1]
         ranks = f"{best.candidate.name} on {plural(best.workers or 1, 'rank')}"
         because = f"; {cost}." if cost else "."
-        if gain.low is None:
+        if comparison.gain_in_doubt:
+            yield (
+                f"The speed-up of {ranks} over one process is not known: {factor(gain.value)}{in_brackets(gain)}, "
+                f"measured while other programs used the cores, is more than {plural(best.workers or 1, 'rank')} can "
+                f"gain{because}"
+            )
+        elif gain.low is None:
             yield f"{few_repeats(ranks, 'one process', gain)}{because}"
         elif gain.spans(1):
             ratio = f"{factor(gain.value)} as fast{in_brackets(gain)}"

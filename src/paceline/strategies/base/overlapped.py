@@ -123,6 +123,10 @@ class Overlapped(Strategy):
         if gradient.is_sparse:
             raise sparse_gradient_error(slot.name)
         self.copy_in(slot, gradient)
+        if not gradient.requires_grad:
+            # The gradients of concatenated parameters are views of one tensor and share its version counter. `.data`
+            # has its own, which only changes to this gradient move.
+            gradient = slot.parameter.grad = gradient.data
         slot.gradient, slot.version = gradient, gradient._version
         self._count_gradient(slot.bucket)
 
