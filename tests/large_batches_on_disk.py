@@ -69,6 +69,7 @@ def write_large_batches(
     diverged: Sequence[tuple[str, int]] = (),
     failed: Sequence[str] = (),
     measured: int | None = None,
+    missing: Sequence[str] = (),
     noise_scale: float | None = NOISE_SCALE,
     interrupted: bool = False,
     design: Mapping[str, Any] | None = None,
@@ -77,7 +78,7 @@ def write_large_batches(
 
     `accuracies` replaces some of `ACCURACIES`; `diverged` has runs whose losses are not finite from the second epoch
     on, by the name of the candidate and the number of the repeat from 0; `failed` has candidates without any run.
-    `measured` is the number of repeats that have runs.
+    `measured` is the number of repeats that have runs, and `missing` has candidates that have not been trained yet.
     """
     own = ACCURACIES | (accuracies or {})
     remedies = [remedies for remedies in own if remedies != ("reference",)]
@@ -99,7 +100,7 @@ def write_large_batches(
         )
     for repeat in range(repeats if measured is None else measured):
         for number, one in enumerate(candidates):
-            if one.name in failed:
+            if one.name in (*failed, *missing):
                 continue
             assert one.variant is not None
             where = f"repeat-{repeat + 1}/{number + 1}"

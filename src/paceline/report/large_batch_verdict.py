@@ -37,10 +37,17 @@ def headline(found: LargeBatches) -> str:
     if not trained:
         return "No large batch has been trained yet."
     size = max(trained)
-    at = f"a batch of {whole(size)}"
     if reference.is_at_chance:
         return f"No conclusion: the reference batch of {whole(reference.batch)} is at chance level."
     plain, best = found.plain(size), found.best(size)
+    result = _result(found, size, plain, best)
+    is_complete = all(row.runs or row_outcome(row) for row in found.by_size[size])
+    return result if is_complete else f"So far: {result[0].lower()}{result[1:]}"
+
+
+def _result(found: LargeBatches, size: int, plain: LargeBatchRow | None, best: LargeBatchRow | None) -> str:
+    """Return the result at a batch of which a candidate was trained."""
+    at = f"a batch of {whole(size)}"
     if plain is not None and plain.is_repaired:
         return f"Nothing to repair at {at}: {_reached(plain)}, {_against(found)}."
     if best is None:

@@ -14,15 +14,18 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from experiments_on_disk import read_comparison, write_experiment
+from large_batches_on_disk import read_large_batches, write_large_batches
 from paceline.analysis.remaining_time import Part, TimeEstimator
 from paceline.config import RunConfig
-from paceline.errors import RankError
+from paceline.errors import DivergenceError, RankError
 from paceline.records import EventWriter, RunFolder, StepRow, StepWriter
-from paceline.records.events import StartEvent
+from paceline.records.events import EvaluationEvent, StartEvent
 from paceline.records.parity import Parity
+from paceline.records.summary import EvaluationResult
+from paceline.report.live.large_batch_table import LargeBatchLiveTable
 from paceline.report.live.live_table import LiveTable, format_plan, format_proof
 from paceline.report.live.scaling_table import format_points_plan
-from run_models import batch_design, compare_design
+from run_models import batch_design, compare_design, large_batch_design
 
 DESIGN = compare_design(repeats=3, max_repeats=10, batch=256)
 CANDIDATES = ["single", "ddp"]
@@ -152,3 +155,29 @@ def test_a_terminal_shows_the_current_run_and_the_results_so_far(tmp_path: Path)
 def test_the_plan_of_points_names_other_threads_of_single(changes: dict[str, Any], threads: str) -> None:
     line = format_points_plan(batch_design(**changes), "batches 64 and 128", RunConfig(steps=20))
     assert threads in line.split(" · ")
+
+
+def test_without_a_terminal_each_run_with_large_batches_has_a_line(tmp_path: Path) -> None:
+    """A repeat may take an hour there. A run that diverges has no result; `failed` prints why."""
+    stream = io.StringIO()
+    shown = LargeBatchLiveTable(Console(file=stream, width=200))
+    shown.plan(large_batch_design(repeats=3, max_repeats=3), ["one", "two"], RunConfig(epochs=4))
+    schedule = [FakeRun(name, tmp_path / name) for name in ("32 reference", "320 plain")]
+    with shown.launch("repeat 1", schedule, None):
+        folder = RunFolder.create(schedule[0].folder)
+        events = EventWriter(folder)
+        test = EvaluationResult(loss=0.25, accuracy=0.9, samples=10, available=10)
+        events.write(EvaluationEvent(test=test, step=7, epoch=0))
+        folder.mark_finished()
+        events.close()
+        until(lambda: "32 reference" in stream.getvalue().partition("repeat 1")[2])
+    assert "repeat 1 of 3: 32 reference: test loss 0.2500, accuracy 90.0%\n" in stream.getvalue()
+    assert "repeat 1 of 3: 320 plain" not in stream.getvalue()
+    shown.failed("320 plain", DivergenceError("the loss is not finite.", hint="lower it"), left_out=False)
+    assert stream.getvalue().endswith("320 plain failed with this seed: the loss is not finite.\n")
+    found = read_large_batches(write_large_batches(tmp_path / "e", diverged=[("320 linear", n) for n in range(3)]))
+    shown.refresh(found.comparison, 3)
+    assert stream.getvalue().endswith(
+        "after 3 repeats: 32 reference 90.0% · 320 plain 60.0% · 320 linear diverged · 320 warmup 60.0% · "
+        "320 linear+warmup 89.0%\n"
+    )
