@@ -198,6 +198,16 @@ def test_the_command_to_go_on_is_printed(
     assert json.loads(printed.out)["interrupted"]
 
 
+def test_the_report_and_the_next_command_are_printed_last(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *COMPARE, "--out", "e") == 0
+    *_, report, command = capfd.readouterr().out.splitlines()
+    assert report == "report: e/report.html"
+    assert command.startswith("next:   paceline train ")
+    assert len(ranks.runs) == 9
+
+
 def test_scaling_goes_on(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     scale = ("scale", "--strategies", "ddp", "--ranks", "1,2", "--batch-per-rank", "16", "--mode", "weak")
     arguments = (*scale, "--steps", "8", "--repeats", "2", "--no-doctor", "--no-proof", "--out", "out")

@@ -19,7 +19,8 @@ from paceline.config import LargeBatchConfig
 from paceline.errors import RecordError
 from paceline.report.page.large_batch import large_batch_plots, render_large_batches
 from paceline.report.tables.large_batch import write_large_batch_tables
-from paceline.report.terminal.large_batch import large_batch_report_json, print_large_batches
+from paceline.report.terminal.large_batch import print_large_batches
+from paceline.report.terminal.large_batch import to_json as large_batch_json
 
 pytestmark = pytest.mark.takes(25)
 
@@ -30,7 +31,7 @@ SMALL = ("large-batch", "cnn", "--data", "digits", "--ranks", "2", "--no-events"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The reference, plain training and LARS with one seed, shared by the tests that only read it."""
     out = tmp_path_factory.mktemp("large") / "out"
-    what = (*SMALL, "--lr", "0.003", "--epochs", "6", "--remedies", "lars", "--seeds", "1")
+    what = (*SMALL, "--lr", "0.003", "--epochs", "6", "--remedies", "lars", "--seeds", "1", "--noise-scale", "all")
     done = paceline(*what, "--out", str(out), "--json", ranks=2)
     result: dict[str, Any] = json.loads(done.stdout)
     return result | {"out": out, "messages": done.stderr, "command": what}
@@ -50,7 +51,7 @@ def test_a_large_batch_loses_accuracy_and_a_remedy_repairs_most_of_it(trained: d
     assert trained["best"] == {"256": "256 lars"}
 
 
-def test_the_noise_scale_is_measured_without_asking(trained: dict[str, Any]) -> None:
+def test_the_noise_scale_of_the_reference_predicts_the_epochs_of_the_large_batch(trained: dict[str, Any]) -> None:
     reference, plain, _ = trained["candidates"]
     noise = reference["noise_scale"]["value"]
     assert 1 < noise < 10_000
@@ -124,7 +125,7 @@ def test_page_files_and_terminal_show_all_candidates(tmp_path: Path) -> None:
     ] == names
     assert rows[3]["added_by_linear"] == rows[8]["added_by_lars"] == ""
     assert float(rows[8]["added_by_linear"]) == pytest.approx(0.29)
-    assert [own["name"] for own in large_batch_report_json(found)["candidates"]] == names
+    assert [own["name"] for own in large_batch_json(found)["candidates"]] == names
     for text in ("linear+warmup", "diverged in 1 of 3 runs", "× batch ÷ reference batch"):
         assert text in page
     assert "the learning rate rises linearly in the first epochs (one epoch)" in stream.getvalue()

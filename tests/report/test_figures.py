@@ -73,7 +73,8 @@ from paceline.report.terminal.batch import to_json as batch_json
 from paceline.report.terminal.comparison import print_comparison, to_json
 from paceline.report.terminal.doctor import print_examination
 from paceline.report.terminal.doctor import to_json as doctor_json
-from paceline.report.terminal.large_batch import large_batch_report_json, print_large_batches
+from paceline.report.terminal.large_batch import print_large_batches
+from paceline.report.terminal.large_batch import to_json as large_batch_json
 from paceline.report.terminal.profile import profile_table
 from paceline.report.terminal.scaling import print_scaling
 from paceline.report.terminal.scaling import to_json as scaling_json
@@ -255,7 +256,7 @@ def large_batches_shown(found: LargeBatches, folder: Path) -> Outputs:
         lines[next(place for place, line in enumerate(lines) if line.split()[:2] == ["batch", "remedies"]) :],
         cells_of(render_large_batches(found), "large-batch"),
         read_csv(folder / "large_batch.csv"),
-        json.loads(json.dumps(large_batch_report_json(found)))["candidates"],
+        json.loads(json.dumps(large_batch_json(found)))["candidates"],
     )
 
 

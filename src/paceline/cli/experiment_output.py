@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import typer
 
 from paceline.cli.interrupts import CtrlCHandler
 from paceline.cli.messages import data_console, message_printer, print_json, show_error
 from paceline.errors import PacelineError, UsageError
+from paceline.report.terminal.lines import print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,17 +24,28 @@ if TYPE_CHECKING:
     from paceline.report.live.live_table import LiveTable
 
 
+class Results(Protocol):
+    """Results of an analysis."""
+
+    @property
+    def record_set(self) -> RecordSet:
+        """Records that were analysed."""
+
+
+ResultsType = TypeVar("ResultsType", bound=Results)
+
+
 @dataclass(frozen=True)
 class ExperimentOutput:
     """Analysed records of an experiment, and functions that print and write the results."""
 
     record_set: RecordSet
     rows: Sequence[CandidateRow]
-    print_tables: Callable[[Console], None]
+    next_command: str | None
+    """Command to run next; None if there is none to suggest."""
+    print_tables: Callable[[Console], object]
     """Print the tables and the verdict."""
-    print_next_steps: Callable[[Path | None, Console], None]
-    """Print the path of the page and the command to run next."""
-    write_page: Callable[[Path], None]
+    write_page: Callable[[Path], object]
     write_tables: Callable[[Path], list[Path]]
     to_json: Callable[[], dict[str, Any]]
 
@@ -81,71 +94,44 @@ def _comparison_output(record_set: RecordSet) -> ExperimentOutput:
     from paceline.analysis.comparison import compare
     from paceline.report.page.comparison import write_page
     from paceline.report.tables.csv_files import write_tables
-    from paceline.report.terminal.comparison import print_comparison, print_next, to_json
+    from paceline.report.terminal.comparison import print_comparison, to_json
+    from paceline.report.verdict.next_command import next_command
 
-    comparison = compare(record_set)
-    return ExperimentOutput(
-        record_set,
-        comparison.rows,
-        print_tables=lambda console: print_comparison(comparison, console),
-        print_next_steps=lambda report, console: print_next(comparison, report, console),
-        write_page=lambda path: write_page(comparison, path),
-        write_tables=lambda folder: write_tables(comparison, folder),
-        to_json=lambda: to_json(comparison),
-    )
+    found = compare(record_set)
+    return _output(found, found.rows, print_comparison, write_page, write_tables, to_json, next_command(found))
 
 
 def _scaling_output(record_set: RecordSet) -> ExperimentOutput:
     from paceline.analysis.scaling.curves import scaling
     from paceline.report.page.scaling import write_scaling_page
     from paceline.report.tables.scaling import write_scaling_tables
-    from paceline.report.terminal.scaling import print_report, print_scaling, to_json
+    from paceline.report.terminal.scaling import print_scaling, to_json
 
-    curves = scaling(record_set)
-    return ExperimentOutput(
-        record_set,
-        curves.comparison.rows,
-        print_tables=lambda console: print_scaling(curves, console),
-        print_next_steps=print_report,
-        write_page=lambda path: write_scaling_page(curves, path),
-        write_tables=lambda folder: write_scaling_tables(curves, folder),
-        to_json=lambda: to_json(curves),
-    )
+    found = scaling(record_set)
+    return _output(found, found.comparison.rows, print_scaling, write_scaling_page, write_scaling_tables, to_json)
 
 
 def _batch_output(record_set: RecordSet) -> ExperimentOutput:
     from paceline.analysis.batch.sizes import batch_sizes
+    from paceline.report.batch_verdict import next_command
     from paceline.report.page.batch import write_batch_page
     from paceline.report.tables.batch import write_batch_tables
-    from paceline.report.terminal.batch import print_batch_sizes, print_next, to_json
+    from paceline.report.terminal.batch import print_batch_sizes, to_json
 
     found = batch_sizes(record_set)
-    return ExperimentOutput(
-        record_set,
-        found.comparison.rows,
-        print_tables=lambda console: print_batch_sizes(found, console),
-        print_next_steps=lambda report, console: print_next(found, report, console),
-        write_page=lambda path: write_batch_page(found, path),
-        write_tables=lambda folder: write_batch_tables(found, folder),
-        to_json=lambda: to_json(found),
-    )
+    rows, command = found.comparison.rows, next_command(found)
+    return _output(found, rows, print_batch_sizes, write_batch_page, write_batch_tables, to_json, command)
 
 
 def _large_batch_output(record_set: RecordSet) -> ExperimentOutput:
     from paceline.analysis.large_batch.results import large_batches
     from paceline.report.page.large_batch import write_large_batch_page
     from paceline.report.tables.large_batch import write_large_batch_tables
-    from paceline.report.terminal.large_batch import large_batch_report_json, print_large_batches, print_report
+    from paceline.report.terminal.large_batch import print_large_batches, to_json
 
     found = large_batches(record_set)
-    return ExperimentOutput(
-        record_set,
-        found.comparison.rows,
-        print_tables=lambda console: print_large_batches(found, console),
-        print_next_steps=print_report,
-        write_page=lambda path: write_large_batch_page(found, path),
-        write_tables=lambda folder: write_large_batch_tables(found, folder),
-        to_json=lambda: large_batch_report_json(found),
+    return _output(
+        found, found.comparison.rows, print_large_batches, write_large_batch_page, write_large_batch_tables, to_json
     )
 
 
@@ -153,17 +139,29 @@ def _race_output(record_set: RecordSet) -> ExperimentOutput:
     from paceline.analysis.race.race import race
     from paceline.report.page.race import write_race_page
     from paceline.report.tables.race import write_race_tables
-    from paceline.report.terminal.race import print_race, print_report, race_json
+    from paceline.report.terminal.race import print_race, to_json
 
     found = race(record_set)
+    return _output(found, found.comparison.rows, print_race, write_race_page, write_race_tables, to_json)
+
+
+def _output(
+    found: ResultsType,
+    rows: Sequence[CandidateRow],
+    print_tables: Callable[[ResultsType, Console], object],
+    write_page: Callable[[ResultsType, Path], object],
+    write_tables: Callable[[ResultsType, Path], list[Path]],
+    to_json: Callable[[ResultsType], dict[str, Any]],
+    next_command: str | None = None,
+) -> ExperimentOutput:
     return ExperimentOutput(
-        record_set,
-        found.comparison.rows,
-        print_tables=lambda console: print_race(found, console),
-        print_next_steps=print_report,
-        write_page=lambda path: write_race_page(found, path),
-        write_tables=lambda folder: write_race_tables(found, folder),
-        to_json=lambda: race_json(found),
+        found.record_set,
+        rows,
+        next_command,
+        print_tables=partial(print_tables, found),
+        write_page=partial(write_page, found),
+        write_tables=partial(write_tables, found),
+        to_json=partial(to_json, found),
     )
 
 
@@ -246,5 +244,8 @@ def _report(
     output.print_tables(console)
     if traces:
         typer.echo(format_trace_paths(traces))
-    output.print_next_steps(report, console)
+    if report:
+        print_line(console, f"report: {report}")
+    if output.next_command:
+        print_line(console, f"next:   {output.next_command}")
     return failure

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.errors import PacelineError
+from paceline.report.terminal.lines import print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +47,7 @@ def print_json(content: Any) -> None:
 
 def message_printer(console: Console) -> Callable[[str], None]:
     """Return a function that prints a message as one line, without interpreting markup."""
-    return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return lambda text: print_line(console, text)
 
 
 def show_error(error: PacelineError, console: Console) -> None:

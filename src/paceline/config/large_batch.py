@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.fixed_repeats import FixedRepeats
 from paceline.config.points import parse_counts
 from paceline.config.run import NoiseScaleMode
 from paceline.config.setting import NOT_NEGATIVE, POSITIVE, check_values, setting
@@ -34,7 +35,7 @@ PLAIN = "plain"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LargeBatchConfig:
+class LargeBatchConfig(FixedRepeats):
     """Reference batch, large batches, remedies, and the number of runs."""
 
     reference: int = setting(128, bound=POSITIVE)
@@ -79,21 +80,6 @@ class LargeBatchConfig:
     def repeats(self) -> int:
         """Number of runs of each candidate, as the engine of experiments calls it."""
         return self.seeds
-
-    @property
-    def max_repeats(self) -> int:
-        """Largest number of runs: the same, since no winner is determined."""
-        return self.seeds
-
-    @property
-    def proof(self) -> bool:
-        """Whether to prove parity first: no, all candidates have the same strategy."""
-        return False
-
-    @property
-    def doctor(self) -> bool:
-        """Whether to examine the machine first: no, accuracies are measured, and not times."""
-        return False
 
     def warmup_length(self, epochs: int) -> float:
         """Return the epochs of the remedy `warmup` in a run of so many epochs."""

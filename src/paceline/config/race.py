@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.fixed_repeats import FixedRepeats
 from paceline.config.run import ACCURACY, EPOCH
 from paceline.config.setting import POSITIVE, check_values, setting
 from paceline.errors import UsageError
@@ -13,7 +14,7 @@ DEFAULT_EPOCHS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RaceConfig:
+class RaceConfig(FixedRepeats):
     """Target of a race, how often it is looked for, and the number of runs."""
 
     target: float | None = setting(None, bound=ACCURACY)
@@ -40,18 +41,3 @@ class RaceConfig:
     def repeats(self) -> int:
         """Number of runs, as the engine of experiments calls it."""
         return self.runs
-
-    @property
-    def max_repeats(self) -> int:
-        """Largest number of runs: the same, since no winner is determined."""
-        return self.runs
-
-    @property
-    def proof(self) -> bool:
-        """Whether to prove parity first: no, a race measures one candidate."""
-        return False
-
-    @property
-    def doctor(self) -> bool:
-        """Whether to examine the machine first: no."""
-        return False

@@ -17,7 +17,7 @@ from paceline.records.profile import Operator, Profile, write_profile
 from paceline.records.schema import ResourceRow
 from paceline.records.writer import ResourceWriter, json_safe
 from paceline.report.tables.json_rows import run_json
-from paceline.report.terminal.comparison import print_comparison, print_next, to_json
+from paceline.report.terminal.comparison import print_comparison, to_json
 
 
 def printed(path: Path, width: int) -> list[str]:
@@ -95,12 +95,3 @@ def test_json_has_resources_and_operators(tmp_path: Path) -> None:
     alone = run_json(read_run(run.path))
     assert alone["operators"] == found["operators"]["ddp"]
     assert alone["resources"] == found["resources"]["ddp"]
-
-
-def test_the_report_and_the_next_command_are_printed(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    comparison = read_comparison(write_experiment(tmp_path / "e"))
-    print_next(comparison, tmp_path / "report.html", Console(file=stream, width=80, color_system=None))
-    report, command = stream.getvalue().splitlines()
-    assert report == f"report: {tmp_path / 'report.html'}"
-    assert command.startswith("next:   paceline ")

@@ -32,6 +32,7 @@ from paceline.report.figures.columns import column_of
 from paceline.report.live.run import Display, EventTail, GpuTail, Tail, format_evaluation
 from paceline.report.run_description import format_remaining, on_hosts, run_length
 from paceline.report.terminal.doctor import LiveExamination
+from paceline.report.terminal.lines import print_line
 
 POLL_S = 0.2
 
@@ -211,7 +212,7 @@ class LiveTable:
         return "" if row.step_s is None else seconds(row.step_s.value)
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, text)
 
 
 def format_plan(design: Design, candidates: Sequence[str], config: RunConfig, repeats: str) -> str:

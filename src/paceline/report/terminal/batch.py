@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from paceline.report.batch_verdict import (
 from paceline.report.figures.batch import BATCH_TABLES, batch_point_json
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.tables.json_rows import evaluations_json
+from paceline.report.terminal.lines import print_line
 from paceline.report.terminal.table import figure_table
 
 TITLES = {
@@ -42,27 +42,18 @@ def print_batch_sizes(found: BatchSizes, console: Console) -> None:
     for name in TITLES:
         table = _table(found, name, console.width)
         if table is not None:
-            _print(console, title_of(found, name))
+            print_line(console, title_of(found, name))
             console.print(table)
             console.print()
     if any(point.row.repeats >= MIN_REPEATS for point in found.points):
-        _print(console, INTERVALS)
+        print_line(console, INTERVALS)
     for point in found.points:
         if point.row.failure:
-            _print(console, memory_sentence(point))
+            print_line(console, memory_sentence(point))
     for sentence in sentences(found):
-        _print(console, sentence)
+        print_line(console, sentence)
     for warning in found.warnings:
-        _print(console, f"note: {warning}")
-
-
-def print_next(found: BatchSizes, report: Path | None, console: Console) -> None:
-    """Print the path of the report and the suggested next command."""
-    if report:
-        _print(console, f"report: {report}")
-    command = next_command(found)
-    if command:
-        _print(console, f"next:   {command}")
+        print_line(console, f"note: {warning}")
 
 
 def title_of(found: BatchSizes, name: str) -> str:
@@ -71,10 +62,6 @@ def title_of(found: BatchSizes, name: str) -> str:
         return TITLES[name]
     end, equal = length_phrase(found), "at equal time"
     return TITLES[name] + (f" {equal}" if end == equal else f", {end} and {equal}")
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: BatchSizes, name: str, width: int) -> Table | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +22,7 @@ from paceline.report.tables.json_rows import (
     wires_json,
 )
 from paceline.report.tables.resources import comparing_replicas_share, first_runs, profiled_runs, sampling_share
+from paceline.report.terminal.lines import print_line
 from paceline.report.terminal.table import figure_table
 from paceline.report.verdict.headline import remark_on
 from paceline.report.verdict.next_command import next_command
@@ -39,21 +39,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(figure_table(_columns(comparison), console.width, styles=styles, name_width=12))
     for row in comparison.rows:
         if row.failure:
-            console.print(f"{row.candidate.name} failed: {row.failure}", markup=False, highlight=False, soft_wrap=True)
+            print_line(console, f"{row.candidate.name} failed: {row.failure}")
     console.print()
     for sentence in sentences(comparison):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, sentence)
     for warning in comparison.warnings:
-        console.print(f"note: {warning}", markup=False, highlight=False, soft_wrap=True)
-
-
-def print_next(comparison: Comparison, report: Path | None, console: Console) -> None:
-    """Print the path of the report and the suggested next command."""
-    if report:
-        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
-    command = next_command(comparison)
-    if command:
-        console.print(f"next:   {command}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"note: {warning}")
 
 
 def _columns(comparison: Comparison) -> list[Column]:

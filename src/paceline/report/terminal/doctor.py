@@ -20,6 +20,7 @@ from paceline.records.schema import DOCTOR_FILE, EVENTS_FILE
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.link import ALL_REDUCE_FIGURES, LINK_FIGURES
 from paceline.report.live.run import EventTail, FolderFollower
+from paceline.report.terminal.lines import print_line
 from paceline.report.terminal.table import figure_table
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -65,10 +66,10 @@ def print_examination(examination: Examination, console: Console) -> None:
         console.print(_pairs(examination.link, console.width))
         console.print()
         for measured in examination.link.all_reduces:
-            console.print(_title(measured), markup=False, highlight=False, soft_wrap=True)
+            print_line(console, _title(measured))
             console.print(_all_reduce(measured, console.width))
             console.print()
-    console.print(verdict(found), markup=False, highlight=False, soft_wrap=True)
+    print_line(console, verdict(found))
 
 
 def to_json(examination: Examination, folder: Path) -> dict[str, Any]:
@@ -152,4 +153,4 @@ class LiveExamination(FolderFollower):
                 continue
             self._progress.update(self._task, description=stage)
             if not self._console.is_terminal and not self._quiet:
-                self._console.print(stage, markup=False, highlight=False, soft_wrap=True)
+                print_line(self._console, stage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.large_batch import LARGE_BATCH_FIGURES, large_batch_json
 from paceline.report.large_batch_verdict import remedy_notes, row_name, row_outcome, sentences
 from paceline.report.tables.json_rows import evaluations_json
+from paceline.report.terminal.lines import print_line
 from paceline.report.terminal.table import figure_table
 
 INTERVALS = "± is half the width of the 95% interval over seeds, in percentage points for accuracies."
@@ -24,7 +24,7 @@ INTERVALS = "± is half the width of the 95% interval over seeds, in percentage 
 def print_large_batches(found: LargeBatches, console: Console) -> None:
     """Print the remedies, the table, the verdict and the warnings."""
     for name, description in remedy_notes(found):
-        _print(console, f"{name}: {description}")
+        print_line(console, f"{name}: {description}")
     console.print()
     rows = found.rows
     labels = [
@@ -36,14 +36,14 @@ def print_large_batches(found: LargeBatches, console: Console) -> None:
     console.print(figure_table(columns, console.width, styles=styles, names=2, name_side="right"))
     console.print()
     if any(row.row.test_accuracy is not None and row.row.test_accuracy.low is not None for row in rows):
-        _print(console, INTERVALS)
+        print_line(console, INTERVALS)
     for sentence in sentences(found):
-        _print(console, sentence)
+        print_line(console, sentence)
     for row in rows:
         if row_outcome(row) == "failed":
-            _print(console, f"{row.row.candidate.name} failed: {row.row.failure}")
+            print_line(console, f"{row.row.candidate.name} failed: {row.row.failure}")
     for warning in warnings(found):
-        _print(console, f"note: {warning}")
+        print_line(console, f"note: {warning}")
 
 
 def warnings(found: LargeBatches) -> list[str]:
@@ -51,13 +51,7 @@ def warnings(found: LargeBatches) -> list[str]:
     return [*found.design.left_out, *found.comparison.warnings]
 
 
-def print_report(report: Path | None, console: Console) -> None:
-    """Print the path of the page."""
-    if report:
-        _print(console, f"report: {report}")
-
-
-def large_batch_report_json(found: LargeBatches) -> dict[str, Any]:
+def to_json(found: LargeBatches) -> dict[str, Any]:
     """Return the whole result as JSON data."""
     return {
         "records": found.record_set.sources,
@@ -83,7 +77,3 @@ def large_batch_report_json(found: LargeBatches) -> dict[str, Any]:
         "failures": msgspec.to_builtins(events_of(found.record_set.events, FailureEvent)),
         "design": msgspec.to_builtins(found.design),
     }
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,13 +23,14 @@ from paceline.report.race_verdict import (
     race_rules,
     sentences,
 )
+from paceline.report.terminal.lines import print_line
 from paceline.report.terminal.table import figure_table
 
 
 def print_race(race: Race, console: Console) -> None:
     """Print the rules, the table of runs, the score and the warnings."""
     for rule in race_rules(race.design):
-        _print(console, f"{rule.name}: {rule.text}")
+        print_line(console, f"{rule.name}: {rule.text}")
     console.print()
     if race.runs:
         labels = [
@@ -43,18 +43,12 @@ def print_race(race: Race, console: Console) -> None:
         console.print(figure_table(columns, console.width, styles=styles, names=3, name_side="right"))
         console.print()
     for sentence in sentences(race):
-        _print(console, sentence)
+        print_line(console, sentence)
     for warning in race.comparison.warnings:
-        _print(console, f"note: {warning}")
+        print_line(console, f"note: {warning}")
 
 
-def print_report(report: Path | None, console: Console) -> None:
-    """Print the path of the page."""
-    if report:
-        _print(console, f"report: {report}")
-
-
-def race_json(race: Race) -> dict[str, Any]:
+def to_json(race: Race) -> dict[str, Any]:
     """Return the whole result of a race as JSON data."""
     return {
         "records": race.record_set.sources,
@@ -77,8 +71,8 @@ def race_json(race: Race) -> dict[str, Any]:
 def print_leaderboard(found: Leaderboard, console: Console) -> None:
     """Print a table for each group of races that can be compared."""
     for group in found.groups:
-        _print(console, format_task(group.task))
-        _print(console, f"on {format_hardware(group.hardware)}")
+        print_line(console, format_task(group.task))
+        print_line(console, f"on {format_hardware(group.hardware)}")
         columns = [
             text_column("place", [NOTHING if one.place is None else str(one.place) for one in group.entries]),
             text_column("race", [str(one.path) for one in group.entries]),
@@ -95,12 +89,12 @@ def print_leaderboard(found: Leaderboard, console: Console) -> None:
         for one in group.entries:
             about = [format_remark(one), format_settings(one.differing, ("strategy", "batch"))]
             if any(about):
-                _print(console, f"  {one.path.name}: {'; '.join(filter(None, about))}")
+                print_line(console, f"  {one.path.name}: {'; '.join(filter(None, about))}")
         console.print()
     for sentence in leaderboard_sentences(found):
-        _print(console, sentence)
+        print_line(console, sentence)
     for warning in found.warnings:
-        _print(console, f"note: {warning}")
+        print_line(console, f"note: {warning}")
 
 
 def _compile_column(group: LeaderboardGroup) -> list[Any]:
@@ -146,7 +140,3 @@ def _entry_json(one: LeaderboardEntry) -> dict[str, Any]:
         "differing": msgspec.to_builtins(one.differing),
         "provenance": msgspec.to_builtins(one.provenance),
     }
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -44,6 +44,7 @@ from paceline.report.run_description import WARM_UP_COUNTS
 from paceline.report.tables.payload import payload_sentence
 from paceline.report.tables.profile import profile_sentences
 from paceline.report.tables.steps import SplitRow
+from paceline.report.terminal.lines import print_line
 from paceline.report.terminal.profile import profile_table
 from paceline.report.terminal.table import figure_table
 
@@ -62,12 +63,12 @@ def print_run(record: RunRecord, console: Console) -> None:
     if split is not None:
         console.print(split)
     if includes_warm_up(record):
-        console.print(WARM_UP_COUNTS, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, WARM_UP_COUNTS)
     profile = profile_table(record, console.width)
     if profile is not None:
         console.print(profile)
     for sentence in sentences(summary, record):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, sentence)
 
 
 def noise_sentence(noise: NoiseScale) -> str:

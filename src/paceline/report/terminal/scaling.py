@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from paceline.report.scaling_verdict import (
     sentences,
 )
 from paceline.report.tables.json_rows import payloads_json
+from paceline.report.terminal.lines import print_line
 from paceline.report.terminal.table import figure_table
 
 INTERVALS = (
@@ -38,33 +38,23 @@ BOTH_REPEATS = "Two values in parentheses are those of two repeats, which give n
 def print_scaling(scaling: Scaling, console: Console) -> None:
     """Print the tables, the verdict and the warnings."""
     for mode in scaling.modes:
-        _print(console, f"{TITLES[mode]}: {format_mode(scaling, mode)}")
+        print_line(console, f"{TITLES[mode]}: {format_mode(scaling, mode)}")
         console.print(_table(scaling, mode, console.width))
         if any(point.row.repeats >= MIN_REPEATS for point in scaling.points(mode)):
-            _print(console, INTERVALS)
+            print_line(console, INTERVALS)
         if any(point.row.repeats == 2 for point in scaling.points(mode)):
-            _print(console, BOTH_REPEATS)
+            print_line(console, BOTH_REPEATS)
         for sentence in mode_sentences(scaling, mode):
-            _print(console, sentence)
+            print_line(console, sentence)
         console.print()
     for row in scaling.comparison.rows:
         if row.failure:
-            _print(console, f"{row.candidate.name} failed: {row.failure}")
+            print_line(console, f"{row.candidate.name} failed: {row.failure}")
     for sentence in (headline_sentence(scaling), *closing_sentences(scaling)):
-        _print(console, sentence)
+        print_line(console, sentence)
     for warning in scaling.warnings:
-        _print(console, f"note: {warning}")
-    _print(console, f"note: {learning_rate_note(scaling)}")
-
-
-def print_report(report: Path | None, console: Console) -> None:
-    """Print the path of the report."""
-    if report:
-        _print(console, f"report: {report}")
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"note: {warning}")
+    print_line(console, f"note: {learning_rate_note(scaling)}")
 
 
 def _table(scaling: Scaling, mode: Mode, width: int) -> Table:
