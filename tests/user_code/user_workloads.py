@@ -39,6 +39,11 @@ def slow() -> Workload:
     return _with_loss(lambda _: time.sleep(0.02))
 
 
+def prints_its_cores() -> Workload:
+    """Return a workload whose steps print the cores that they may use."""
+    return _with_loss(lambda _: print("cores", *os.sched_getaffinity(0), flush=True))
+
+
 def slow_with_workers() -> Workload:
     """Return the same with a DataLoader that has a worker process."""
     return replace(slow(), train=DataLoader(TensorDataset(*_samples()), batch_size=8, num_workers=1))

@@ -23,6 +23,7 @@ CheckpointMode = Literal["off", "sync", "async"]
 CudaGraphMode = Literal["auto", "on", "off"]
 OnCheckpointError = Literal["continue", "stop"]
 TestAugmentation = Literal["none", "mirror"]
+BindTo = Literal["none", "core"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
 ENDLESS = 10**9
@@ -152,6 +153,9 @@ class RunConfig:
     compile: bool = setting(False, unused_by=("doctor",))
     """Compile the model with torch.compile before the first step. Evaluation, and batches of another size than the
     first, run without; the parity proof does, too."""
+    bind_to: BindTo = setting("none", unused_by=("doctor",))
+    """Bind ranks to cores: none leaves their place to the system, core gives each rank of a host an equal part of its
+    cores, which helps only if no other program uses them."""
     backend: Backend = "auto"
     """Communication back end; auto takes nccl if every rank has its own GPU, else gloo."""
     deterministic: bool = False

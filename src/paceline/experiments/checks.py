@@ -27,6 +27,7 @@ from paceline.strategies.base.strategy import Role, Strategy, uses_one_rank
 from paceline.strategies.registry import create, parse_list, selected_by_set
 from paceline.training.checkpoints.storage.weights import check_weights_file
 from paceline.training.compiled import check_can_compile
+from paceline.training.core_binding import check_can_bind
 from paceline.training.graphs.make_step import why_no_graph
 from paceline.training.recording.tensorboard import check_tensorboard
 from paceline.training.sync import sync_batchnorm_unsupported
@@ -139,6 +140,8 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
         _check_cuda_graph(config, strategy)
     if config.compile and not gpus_to_use(config):  # GPUs may be those of other hosts: there, ranks check.
         check_can_compile("cpu")
+    if config.bind_to == "core":
+        check_can_bind()
     wanted = {"clip": config.clip_norm is not None, "accumulate": config.accumulate > 1}
     for ability, asked in wanted.items():
         if asked and ability not in strategy.supports:

@@ -1,4 +1,4 @@
-"""Choice of a rank's device, backend and CPU threads, from the configuration and the hardware."""
+"""Choice of a rank's device, backend, CPU threads and cores, from the configuration and the hardware."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.cores import core_share, threads_per_rank
 from paceline.strategies.base.strategy import Role
+from paceline.training.core_binding import cores_of_rank, usable_cores_in_order
 
 NO_GPU = bytes(16)
 """GPU id of a rank that has no GPU to itself."""
@@ -28,6 +29,8 @@ class Placement:
     threads: int
     core_share: float = 1.0
     """Share of a core per thread while all ranks of the host compute."""
+    cores: frozenset[int] | None = None
+    """Cores that the rank's threads are bound to; None if they are not bound."""
 
     @classmethod
     def choose(cls, config: RunConfig, world: World, roles: list[Role], threads: int | None) -> Placement:
@@ -39,10 +42,14 @@ class Placement:
         if backend == "auto":
             backend = "gloo" if config.device == "cpu" else choose_backend(device)
         first = world.rank - world.local_rank
-        busy = sum(role is not Role.IDLE for role in roles[first : first + world.local_size])
-        ranks_sharing = max(1, min(busy, world.ranks_sharing_cores))
+        is_busy = [role is not Role.IDLE for role in roles[first : first + world.local_size]]
+        ranks_sharing = max(1, min(sum(is_busy), world.ranks_sharing_cores))
         threads = threads or threads_per_rank(ranks_sharing)
-        return cls(device, backend, threads, core_share(ranks_sharing, threads))
+        cores = None
+        if config.bind_to == "core" and is_busy[world.local_rank]:
+            number = sum(is_busy[: world.local_rank]) % ranks_sharing
+            cores = cores_of_rank(number, ranks_sharing, usable_cores_in_order())
+        return cls(device, backend, threads, core_share(ranks_sharing, threads), cores)
 
     @property
     def device_name(self) -> str:

@@ -21,6 +21,7 @@ from paceline.training.checkpoints.storage.weights import save_weights
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
 from paceline.training.compiled import check_can_compile, compile_in_place
+from paceline.training.core_binding import bound_to
 from paceline.training.loop import RAISED_ON_ALL_RANKS, TrainingLoop
 from paceline.training.optimizers.make import make_optimizer
 from paceline.training.rank_setup import RankSetup, check_batch_fits, set_up_rank
@@ -59,7 +60,8 @@ def run(
         world.wait_for(f"run-{number}")
         return
     if setup.comm.is_server:
-        setup.serve(optimizer_factory(setup.workload, setup.source().batch))
+        with bound_to(setup.placement.cores):
+            setup.serve(optimizer_factory(setup.workload, setup.source().batch))
         close_comm(setup.comm)
         return
     try:
@@ -121,8 +123,9 @@ def _run_as_worker(
             if config.deterministic and point.info is not None and setup.strategy.lockstep:
                 rehearse_step(sync, workload, source)
             recording.write_event(point.event(loop.resume(point)))
-        _train(loop)
-        summary = _evaluated(loop)
+        with bound_to(setup.placement.cores):  # Only now, so that the record has the load of the whole host.
+            _train(loop)
+            summary = _evaluated(loop)
         if config.save:
             _save_weights(sync, Path(config.save))
         recording.finish(summary)

@@ -1,0 +1,136 @@
+"""Tests of ranks that are bound to cores."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from cli.test_train import train
+from paceline.comm import World
+from paceline.config import RunConfig
+from paceline.errors import UsageError
+from paceline.experiments.checks import check_strategy
+from paceline.measure.cores import affine_cores
+from paceline.strategies.base.strategy import Role
+from paceline.strategies.registry import create
+from paceline.training import core_binding
+from paceline.training.core_binding import bound_to, cores_of_rank, usable_cores_in_order
+from paceline.training.placement import Placement
+
+CORES = os.sched_getaffinity(0)
+needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (1, [{0, 1, 2, 3, 4}]),
+        (2, [{0, 1}, {2, 3}]),
+        (5, [{0}, {1}, {2}, {3}, {4}]),
+    ],
+)
+def test_ranks_get_equal_parts_without_common_cores(ranks: int, expected: list[set[int]]) -> None:
+    assert [cores_of_rank(number, ranks, range(5)) for number in range(ranks)] == expected
+
+
+def test_more_ranks_than_cores_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 ranks share 2 cores"):
+        cores_of_rank(0, 3, [0, 1])
+
+
+def test_hardware_threads_of_a_core_are_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two packages of two cores with two threads each, numbered as Linux does: the second threads last."""
+    for cpu in range(8):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
+        (folder / "core_id").write_text(f"{cpu % 2}\n")
+    monkeypatch.setattr(core_binding, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert usable_cores_in_order() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_emulated_hosts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_binding, "emulation_info", lambda _: object())
+    with pytest.raises(UsageError, match="emulated hosts have no cores of their own"):
+        check_strategy(RunConfig(bind_to="core"), create("ddp"), ranks=2)
+    check_strategy(RunConfig(), create("ddp"), ranks=2)
+
+
+def test_all_threads_are_bound_and_released() -> None:
+    """Threads that were there before, threads that start meanwhile, and the main thread."""
+    seen: dict[str, set[int]] = {}
+    go, done = threading.Event(), threading.Event()
+
+    def note(name: str) -> None:
+        seen[name] = os.sched_getaffinity(0)
+
+    def wait_then_note() -> None:
+        go.wait()
+        note("older")
+        done.set()
+
+    older = threading.Thread(target=wait_then_note)
+    older.start()
+    one = frozenset([min(CORES)])
+    with bound_to(one):
+        go.set()
+        done.wait()
+        newer = threading.Thread(target=note, args=["newer"])
+        newer.start()
+        newer.join()
+        note("main")
+    older.join()
+    assert seen == dict.fromkeys(["older", "newer", "main"], one)
+    assert os.sched_getaffinity(0) == CORES
+    with bound_to(None):
+        assert os.sched_getaffinity(0) == CORES
+
+
+def test_released_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), bound_to(frozenset([min(CORES)])):
+        _ = 1 / 0
+    assert os.sched_getaffinity(0) == CORES
+    assert affine_cores() == len(CORES)
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ([Role.WORKER, Role.WORKER], [{0, 1}, {2, 3}]),
+        ([Role.IDLE, Role.WORKER], [None, {0, 1, 2, 3}]),
+        ([Role.WORKER, Role.IDLE, Role.SERVER, Role.WORKER], [{0}, None, {1}, {2}]),
+    ],
+)
+def test_idle_ranks_have_no_cores(
+    monkeypatch: pytest.MonkeyPatch, roles: list[Role], expected: list[set[int] | None]
+) -> None:
+    monkeypatch.setattr("paceline.training.placement.usable_cores_in_order", lambda: [0, 1, 2, 3])
+    config = RunConfig(device="cpu", bind_to="core")
+
+    def world(rank: int) -> World:
+        size = len(roles)
+        return World(rank, size, rank, size, interface="lo", ranks_sharing_cores=size, store=None)  # type: ignore[arg-type]
+
+    assert [Placement.choose(config, world(rank), roles, None).cores for rank in range(len(roles))] == expected
+    assert Placement.choose(RunConfig(device="cpu"), world(0), roles, None).cores is None
+
+
+@needs_two_cores
+def test_a_run_trains_on_cores_of_its_own(tmp_path: Path) -> None:
+    """The steps of each rank print the cores that they may use, to the rank's log."""
+    out = tmp_path / "run"
+    options = ("--ranks", "2", "--batch", "8", "--steps", "2", "--no-evaluate", "--device", "cpu", "--out", str(out))
+    train("user_workloads:prints_its_cores", *options, "--bind-to", "core")
+    first, second = (_last_cores(file.read_text()) for file in (out / "logs").glob("rank-*"))
+    assert len(first) == len(second) == len(CORES) // 2
+    assert not first & second
+
+
+def _last_cores(log: str) -> set[int]:
+    """Return the cores of the last step; the model is checked before ranks are bound."""
+    printed = [line.split()[1:] for line in log.splitlines() if line.startswith("cores")]
+    return set(map(int, printed[-1]))
