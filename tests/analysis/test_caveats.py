@@ -187,6 +187,10 @@ def test_candidates_without_cuda_graphs_are_reported_if_others_have_them(tmp_pat
     assert graph_warnings(write_experiment(tmp_path / "failed"), {4: failed}) == [
         "ddp was trained without CUDA graphs: the losses differ."
     ]
+    partly = CudaGraphEvent(used=True, reason="batches differ.")
+    assert graph_warnings(write_experiment(tmp_path / "partly"), {4: partly}) == [
+        "ddp was trained with CUDA graphs in some steps only: batches differ."
+    ]
 
 
 def test_a_candidate_that_failed_does_not_divide_a_repeat(tmp_path: Path) -> None:

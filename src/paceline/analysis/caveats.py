@@ -216,6 +216,9 @@ def _without_graphs(record_set: RecordSet) -> Iterator[str]:
         reasons = dict.fromkeys(event.reason for event in events if not event.used and not event.is_expected)
         if reasons:
             yield f"{name} was trained without CUDA graphs: {' '.join(reasons)}"
+        partly = dict.fromkeys(event.reason for event in events if event.used and event.reason)
+        if partly:
+            yield f"{name} was trained with CUDA graphs in some steps only: {' '.join(partly)}"
     expected = [name for name, events in decisions.items() if any(event.is_expected for event in events)]
     if expected and any(event.used for events in decisions.values() for event in events):
         were = "was" if len(expected) == 1 else "were"

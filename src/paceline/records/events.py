@@ -164,7 +164,7 @@ class CudaGraphEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="
 
     used: bool
     reason: str = ""
-    """Reason why they are not used, as the end of a sentence."""
+    """Reason why they are not used, or only for some steps, as the end of a sentence."""
     is_expected: bool = False
     """Whether the strategy or the settings rule graphs out, and `--cuda-graph` was not given: nothing to report."""
     took_s: Seconds = 0.0

@@ -358,6 +358,16 @@ class Sync:
         if self._broadcasts_buffers and self._buffers_outdated:
             self._broadcast_buffers()
 
+    @contextmanager
+    def local_passes(self) -> Iterator[None]:
+        """Let passes of the model inside the `with` block exchange nothing: buffers stay those of this rank."""
+        before = self._broadcasts_buffers, self._has_called_model
+        self._broadcasts_buffers = False
+        try:
+            yield
+        finally:
+            self._broadcasts_buffers, self._has_called_model = before
+
     def _broadcast_buffers(self) -> None:
         self.buffers.broadcast()
         self._buffers_outdated = False

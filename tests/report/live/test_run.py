@@ -115,8 +115,12 @@ def test_reasons_against_cuda_graphs_are_printed_unless_they_were_expected(folde
         events = EventWriter(folder)
         events.write(CudaGraphEvent(used=False, reason="expected.", is_expected=True))
         events.write(CudaGraphEvent(used=False, reason="the losses differ."))
+        events.write(CudaGraphEvent(used=True, reason="batches differ."))
         events.close()
-    assert out.getvalue().splitlines() == ["without CUDA graphs: the losses differ."]
+    assert out.getvalue().splitlines() == [
+        "without CUDA graphs: the losses differ.",
+        "only some steps are replayed from CUDA graphs: batches differ.",
+    ]
 
 
 def test_the_last_events_are_printed_after_the_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,10 @@ class RecordingCapturer:
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"
 
+    def rehearse(self, work: Callable[[], None]) -> None:
+        with ReadsRefused():
+            work()
+
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         generator = torch.get_rng_state()
         recorder = Recorder()
@@ -38,7 +42,17 @@ class RecordingCapturer:
         return recorder.replay
 
 
-class Recorder(TorchDispatchMode):
+class ReadsRefused(TorchDispatchMode):
+    """Refusal to read a value on the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in READS:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        return func(*args, **kwargs or {})
+
+
+class Recorder(ReadsRefused):
     """Recorded calls of operations."""
 
     def __init__(self) -> None:
@@ -49,15 +63,12 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name
-        if name in READS:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         for tensor in tensors_in([list(args), kwargs]):
             place = tensor.untyped_storage().data_ptr()
             if place not in self._made and place not in self._before:
                 whole = torch.as_strided(tensor.detach(), *_whole(tensor))
                 self._before[place] = whole, whole.clone()
-        made = func(*args, **kwargs)
+        made = super().__torch_dispatch__(func, types, args, kwargs)
         for tensor in tensors_in(made if isinstance(made, list | tuple) else [made]):
             if tensor.untyped_storage().data_ptr() not in self._before:
                 self._made.add(tensor.untyped_storage().data_ptr())

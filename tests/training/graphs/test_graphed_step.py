@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, RunRecord, read_run
 from paceline.records.events import CudaGraphEvent, LogEvent
 from paceline.training.graphs import capture
+from paceline.training.graphs.capture import CaptureError
+from paceline.training.graphs.graphed_step import MOST_FORMS, NO_MEMORY, GraphedStep
+from paceline.training.graphs.trial import Snapshot
+from paceline.training.graphs.update import prepare_for_capture
 from paceline.training.run import run
 from paceline.workloads.workload import Workload, count_top1
 from ranks import SIZE, Pool, RankFailed
@@ -54,6 +60,48 @@ class RandomDepth(nn.Module):
         return x if random.random() < 0.5 else 3 * x
 
 
+class RareDepth(nn.Module):
+    """Layer that Python skips so rarely that a few steps do not show it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if random.random() < 1e-9 else 3 * x
+
+
+class CountsCalls(nn.Module):
+    """Layer that counts its calls in Python, as schedules inside a model do, and changes after the tenth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return x if self.calls > 10 else 2 * x
+
+
+CALLS = itertools.count(1)
+
+
+class CountsElsewhere(nn.Module):
+    """Layer that counts its calls where only its results show it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + next(CALLS) % 3)
+
+
+class KeepsMean(nn.Module):
+    """Layer that keeps a running mean in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(), alpha=0.1)
+        return x - self.mean
+
+
 class ReadsValue(nn.Module):
     """Layer that reads a value on the host."""
 
@@ -84,8 +132,74 @@ class KeepsRate(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad, alpha=0.01)
 
 
+class KeepsOneRate(torch.optim.Optimizer):
+    """Optimiser that reads the learning rate of its first group, and keeps that of the second."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__([{"params": parameters[:1]}, {"params": parameters[1:]}], {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        for number, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad * (0.01 if number else group["lr"]))
+
+
 def random_depth() -> Workload:
     return plain(RandomDepth())
+
+
+def rare_depth() -> Workload:
+    return plain(RareDepth())
+
+
+def counts_calls() -> Workload:
+    return plain(CountsCalls())
+
+
+def counts_elsewhere() -> Workload:
+    return plain(CountsElsewhere())
+
+
+def keeps_mean() -> Workload:
+    return plain(KeepsMean())
+
+
+def names_batches() -> Workload:
+    """Return a workload whose batches have names, which differ."""
+    return _of_batches(lambda number: {"name": f"batch {number}"})
+
+
+def many_sizes() -> Workload:
+    """Return a workload whose batches have more sizes than are captured."""
+    return _of_batches(lambda _: {}, sizes=range(2, 44, 2))
+
+
+def _of_batches(extra: Callable[[int], dict[str, Any]], sizes: Sequence[int] = (16,) * 20) -> Workload:
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        {"x": torch.randn(size, 4, generator=generator), "y": torch.arange(size) % CLASSES, **extra(number)}
+        for number, size in enumerate(sizes)
+    ]
+    torch.manual_seed(0)
+    return Workload(
+        model=nn.Linear(4, CLASSES),
+        train=batches,
+        step=lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"]),
+    )
+
+
+def two_groups() -> Workload:
+    """Return a workload whose optimiser reads the learning rate of one of its two groups."""
+    return plain(optimizer=lambda parameters: KeepsOneRate([parameter for _, parameter in parameters]))
+
+
+def one_cycle() -> Workload:
+    """Return a workload whose scheduler changes the momentum in every step."""
+    return plain(
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps),
+    )
 
 
 def reads_value() -> Workload:
@@ -127,6 +241,43 @@ def train(_: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
         del capture.CAPTURERS["cpu"]
 
 
+def train_with_little_memory(comm: Comm, settings: dict[str, Any], folder: str, call: int) -> None:
+    """Train on rank 0, where the copies of a trial fail the `call`th time."""
+    calls = itertools.count(1)
+
+    def copied(tensors: Any, device: torch.device) -> Snapshot:
+        if next(calls) == call:
+            raise torch.OutOfMemoryError("no memory")
+        return Snapshot(tensors, device)
+
+    def copied_weights(step: GraphedStep) -> list[Tensor]:
+        return copied(step._weights, CPU)._values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphedStep, "_snapshot", lambda step: copied(step._weights, CPU))
+        patch.setattr(GraphedStep, "_copied_weights", copied_weights)
+        _train_small(comm, settings, folder, ranks=1)
+
+
+def train_with_a_rank_that_refuses(comm: Comm, settings: dict[str, Any], folder: str) -> None:
+    """Train on two ranks, of which the second can capture nothing."""
+
+    def refuse(*_: Any) -> None:
+        raise CaptureError("nothing can be captured here.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(GraphedStep, "_capture_trial", refuse)
+        _train_small(comm, settings | {"workload": f"{__name__}:plain"}, folder, ranks=2)
+
+
+def _train_small(comm: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
+    if dist.get_rank() == 0:
+        RunFolder.create(Path(folder))
+    dist.barrier()
+    train(comm, settings | {"batch": 16, "epochs": 3, "cuda_graph": "auto"}, folder, ranks)
+
+
 class Trained:
     """A run, with and without graphs."""
 
@@ -158,7 +309,7 @@ def both(pool: Pool, folder: Path, ranks: int = 1, **settings: Any) -> tuple[Tra
 
 RECIPE: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "schedule": "cosine", "warmup_steps": 4, "strategy": "single"}
 """Settings of workloads without an optimiser of their own."""
-OWN_OPTIMIZERS = ("counts_in_python", "keeps_rate")
+OWN_OPTIMIZERS = ("counts_in_python", "keeps_rate", "two_groups")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "muon"])
@@ -184,6 +335,7 @@ def test_strategies_that_act_after_backward(pool: Pool, tmp_path: Path, strategy
         {"clip_norm": 0.1},
         {"eval_every": "5"},
         {"workload": "with_dropout"},
+        {"workload": "keeps_mean"},
         {"precision": "bf16"},
         {"bn": "local", "ranks": 2, "strategy": "allreduce"},
         {"accumulate": 2, "ranks": 2, "strategy": "ring", "batch": 13},
@@ -203,7 +355,11 @@ def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"workload": "random_depth"}, "the losses of 3 steps differ by up to"),
+        ({"workload": "random_depth"}, "the model draws random numbers on the host"),
+        ({"workload": "rare_depth"}, "the model draws random numbers on the host"),
+        ({"workload": "counts_calls"}, "`3` changes its attribute `calls` in Python"),
+        ({"workload": "names_batches", "batch": None, "steps": 30}, "batches contain values that are not tensors"),
+        ({"workload": "two_groups"}, "the optimiser does not read the learning rate from a tensor"),
         ({"workload": "reads_value"}, "the forward pass cannot be captured: RuntimeError: operation not permitted"),
         ({"workload": "counts_in_python"}, "the optimiser counts its steps in Python"),
         ({"workload": "keeps_rate"}, "the optimiser does not read the learning rate from a tensor"),
@@ -225,6 +381,62 @@ def test_what_a_graph_cannot_train_is_trained_without(
     assert not auto.decision.is_expected, "--cuda-graph auto was given"
 
 
+def test_results_that_differ_are_found(pool: Pool, tmp_path: Path) -> None:
+    """The layer's state is neither a number of the model nor a random number, so only the losses show it."""
+    decision = Trained(pool, tmp_path, "auto", 1, RECIPE | {"workload": "counts_elsewhere"}).decision
+    assert not decision.used
+    assert decision.reason.startswith("the losses of 3 steps differ by up to")
+
+
+def test_many_forms_of_batches_are_captured_in_part(pool: Pool, tmp_path: Path) -> None:
+    settings = RECIPE | {"workload": "many_sizes", "batch": None, "schedule": "constant", "epochs": None, "steps": 84}
+    _, auto = both(pool, tmp_path, **settings)
+    first, second = auto.record.events_of(CudaGraphEvent)
+    assert (first.used, first.reason) == (True, "")
+    assert second.used
+    assert second.reason == f"micro-batches have more than {MOST_FORMS} forms, and the others are trained without."
+
+
+def test_settings_that_change_in_every_step_are_used(pool: Pool, tmp_path: Path) -> None:
+    """The momentum of a graph would be that of its capture; forward and backward remain graphs."""
+    _, auto = both(pool, tmp_path, strategy="single", workload="one_cycle")
+    assert auto.decision.used, auto.decision.reason
+
+
+@pytest.mark.parametrize("call", [1, 2, 3], ids=["before the trial", "after its steps", "before captures"])
+def test_too_little_memory_for_a_trial_is_a_reason(pool: Pool, tmp_path: Path, call: int) -> None:
+    pool.run(train_with_little_memory, SIZE, RECIPE | {"workload": f"{__name__}:plain"}, str(tmp_path / "run"), call)
+    (decision,) = read_run(tmp_path / "run").events_of(CudaGraphEvent)
+    assert not decision.used
+    assert decision.reason == NO_MEMORY
+
+
+def test_a_rank_that_cannot_capture_stops_no_other(pool: Pool, tmp_path: Path) -> None:
+    pool.run(train_with_a_rank_that_refuses, SIZE, RECIPE | {"strategy": "allreduce"}, str(tmp_path / "run"))
+    (decision,) = read_run(tmp_path / "run").events_of(CudaGraphEvent)
+    assert not decision.used
+    assert decision.reason == "they cannot be used on another rank."
+
+
+def test_the_choice_of_implementation_is_taken_back() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    take_back = prepare_for_capture(optimizer)
+    assert optimizer.param_groups[0]["capturable"]
+    take_back()
+    assert not optimizer.param_groups[0]["capturable"]
+
+    sgd = torch.optim.SGD([parameter], lr=0.1, foreach=True)
+    take_back = prepare_for_capture(sgd)
+    assert (sgd.param_groups[0]["fused"], sgd.param_groups[0]["foreach"]) == (True, False)
+    take_back()
+    assert (sgd.param_groups[0]["fused"], sgd.param_groups[0]["foreach"]) == (None, True)
+
+    for other in (torch.optim.Adagrad([parameter]), torch.optim.SGD([nn.Parameter(torch.ones(1, dtype=torch.cfloat))])):
+        prepare_for_capture(other)
+        assert not other.param_groups[0]["fused"], type(other)
+
+
 def test_graphs_are_the_default_and_silent_where_they_cannot_be(pool: Pool, tmp_path: Path) -> None:
     assert Trained(pool, tmp_path / "single", None, 1, RECIPE).decision.used
     decision = Trained(pool, tmp_path / "ddp", None, 2, RECIPE | {"strategy": "ddp"}).decision
@@ -234,7 +446,7 @@ def test_graphs_are_the_default_and_silent_where_they_cannot_be(pool: Pool, tmp_
 
 
 def test_graphs_that_were_asked_for_are_not_replaced_in_silence(pool: Pool, tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match="--cuda-graph on was given, but the losses of 3 steps differ"):
+    with pytest.raises(RankFailed, match="--cuda-graph on was given, but the model draws random numbers"):
         Trained(pool, tmp_path, "on", 1, RECIPE | {"workload": "random_depth"})
 
 

@@ -351,6 +351,8 @@ def cuda_graph_line(event: CudaGraphEvent) -> str:
     """Describe whether steps are replayed from CUDA graphs, and why not."""
     if not event.used:
         return f"without CUDA graphs: {event.reason}"
+    if event.reason:
+        return f"only some steps are replayed from CUDA graphs: {event.reason}"
     return f"steps are replayed from CUDA graphs, which took {seconds(event.took_s)} to capture and to check"
 
 

@@ -8,8 +8,8 @@ numbers; Python code does not run again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,9 @@ Replay = Callable[[], None]
 
 class Capturer(Protocol):
     """Way of capturing work, so that it can be replayed."""
+
+    def rehearse(self, work: Callable[[], None]) -> None:
+        """Run `work` as a capture would start it; raise if it waits for the device, which a capture does not allow."""
 
     def capture(self, work: Callable[[], None]) -> Replay:
         """Capture the operations that `work` starts, without running them; raise if one cannot be captured."""
@@ -32,12 +35,43 @@ class CudaCapturer:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
+    def rehearse(self, work: Callable[[], None]) -> None:
+        """Run `work` in the stream of captures. It prepares libraries for this stream, and finds most that is illegal.
+
+        What is found here does no harm. A capture that fails leaves the allocator and the random number generator of
+        the GPU in a state that has to be repaired.
+        """
+        current, mode = torch.cuda.current_stream(self._device), torch.cuda.get_sync_debug_mode()
+        self._stream.wait_stream(current)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.cuda.stream(self._stream):
+                work()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+            current.wait_stream(self._stream)
+
     def capture(self, work: Callable[[], None]) -> Replay:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may call CUDA meanwhile: those of NCCL, the sampler of resources, the writer of checkpoints.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            # Other threads may call CUDA meanwhile: those of NCCL, the sampler of resources, the writer of checkpoints.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            torch.cuda.set_stream(current)  # Ending a failed capture raises before torch returns to this stream.
+            self._repair()
+            raise
         return graph.replay
+
+    def _repair(self) -> None:
+        """Bring torch back to its normal state after a failed capture, as far as it does not do so itself."""
+        native: Any = torch._C
+        with suppress(RuntimeError, AttributeError):  # The capture has left the pool by itself.
+            native._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+            native._cuda_releasePool(self._device.index or 0, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
+        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+            torch.zeros(1, device=self._device)  # A capture that succeeds ends that of the random number generator.
 
 
 CAPTURERS: dict[str, Callable[[torch.device], Capturer]] = {"cuda": CudaCapturer}
@@ -49,7 +83,7 @@ def capturing(what: str) -> Iterator[None]:
     """Turn an error inside the `with` block, which captures `what`, into a `CaptureError`."""
     try:
         yield
-    except CaptureError:
+    except (CaptureError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise CaptureError(f"{what} cannot be captured: {_first_cause(error)}") from error

@@ -18,11 +18,14 @@ Forward = Callable[[Any], tuple[ForwardResult, Tensor | None]]
 
 
 class StaticGradients:
-    """Memory of the gradients of all trained parameters, which graphs write and read: it never moves."""
+    """Memory of the gradients of all trained parameters, which graphs write and read: it never moves.
+
+    It is that of the first backward pass that was captured. Other passes copy or add their gradients to it.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        self.tensors = [torch.empty_like(parameter) for parameter in self.parameters]
+        self.tensors: list[Tensor] = []
 
     def attach(self) -> None:
         """Make them the gradients of the parameters."""
@@ -35,11 +38,15 @@ class StaticGradients:
             parameter.grad = None
 
     def collect(self, *, add: bool) -> None:
-        """Copy or add the gradients of a backward pass that began without any, then attach."""
+        """Keep, copy or add the gradients of a backward pass that began without any, then attach."""
         missing = [number for number, parameter in enumerate(self.parameters) if parameter.grad is None]
         if missing:
             raise CaptureError(f"{len(missing)} of {len(self.parameters)} parameters got no gradient.")
         fresh = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if not self.tensors:
+            assert not add, "the first micro-batch of a step is captured first"
+            self.tensors = fresh
+            return
         with torch.no_grad():
             (torch._foreach_add_ if add else torch._foreach_copy_)(self.tensors, fresh)
         self.attach()
@@ -58,13 +65,20 @@ class PassGraphs:
         weight: float,
         is_first: bool,
     ) -> None:
-        """Capture the passes of micro-batches like `batch`; those that are not the first of a step add gradients."""
+        """Capture the passes of micro-batches like `batch`; those that are not the first of a step add gradients.
+
+        They are rehearsed before, which changes buffers of the model and random number generators.
+        """
         self._inputs = map_batch(batch, torch.clone)
-        device = gradients.tensors[0].device
+        device = gradients.parameters[0].device
         self.figures = torch.zeros(2, dtype=torch.float64, device=device)
         """Loss and number of correct predictions of the last pass."""
         self.counts_correct = False
         self._loss: Tensor | None = None
+        with capturing("the forward pass"):
+            capturer.rehearse(lambda: self._capture_forward(forward, weight))
+        with capturing("the backward pass"):
+            capturer.rehearse(lambda: self._rehearse_backward(gradients))
         with capturing("the forward pass"):
             self.forward = capturer.capture(lambda: self._capture_forward(forward, weight))
         with capturing("the backward pass"):
@@ -84,12 +98,24 @@ class PassGraphs:
                 self.figures[1].copy_(correct)
         self._loss = outcome.loss if weight == 1 else outcome.loss * weight
 
+    def _rehearse_backward(self, gradients: StaticGradients) -> None:
+        loss, self._loss = self._loss, None
+        assert loss is not None, "the forward pass was rehearsed before"
+        gradients.detach()
+        loss.backward()
+        gradients.detach()
+
     def _capture_backward(self, gradients: StaticGradients, is_first: bool) -> None:
         loss, self._loss = self._loss, None
         assert loss is not None, "the forward pass was captured before"
         gradients.detach()
         loss.backward()
         gradients.collect(add=not is_first)
+
+
+def form_of_tensors(batch: Any) -> Hashable:
+    """Return a key that is equal for batches whose tensors have the same form, whatever else they contain."""
+    return tuple(form_of(tensor) for tensor in tensors_in(batch))
 
 
 def form_of(batch: Any) -> Hashable:

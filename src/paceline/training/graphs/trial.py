@@ -6,7 +6,7 @@ counts its steps in Python, would be captured without an error and train wrongly
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,43 +42,46 @@ TOLERANCES: dict[Precision | None, Tolerance] = {
 
 
 class Snapshot:
-    """Values of all tensors that training changes, and the states of the random number generators."""
+    """Values of tensors on the device, and the states of the random number generators."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
         self._device = device
-        self._tensors = [*model.parameters(), *model.buffers(), *tensors_in(list(optimizer.state.values()))]
+        self._tensors = list(tensors)
         self._values = [tensor.detach().clone() for tensor in self._tensors]
         self._random = random_state_info(device)
-        self.numbers = _numbers_of(optimizer)
-        """Values of the optimiser's state that are not tensors."""
 
     def restore(self) -> None:
         """Set the same tensors to these values, in place: graphs contain their addresses."""
         with torch.no_grad():
             for tensor, value in zip(self._tensors, self._values, strict=True):
-                tensor.copy_(value)
+                tensor.detach().copy_(value)
         restore_random_state(self._random, self._device)
 
 
-def _numbers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in state.items() if isinstance(value, int | float)}
-        for state in optimizer.state.values()
-    ]
+def tensors_that_passes_change(model: nn.Module) -> list[Tensor]:
+    """Return the buffers, and the tensors that modules keep as plain attributes, such as running means."""
+    plain = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return [*model.buffers(), *[tensor for tensor in plain if not tensor.requires_grad]]
+
+
+def tensors_that_steps_change(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return all tensors that training changes."""
+    return [*model.parameters(), *tensors_that_passes_change(model), *tensors_in(list(optimizer.state.values()))]
 
 
 @dataclass
 class TrialStep:
     """Step that was trained without graphs."""
 
-    rates: list[float]
-    """Learning rate of each parameter group."""
+    settings: list[dict[str, Any]]
+    """Learning rate and other settings of each parameter group."""
     passes: list[tuple[MicroBatch, Any]] = field(default_factory=list)
     """Micro-batches with their fetched batches."""
     losses: list[Tensor] = field(default_factory=list)
     """Loss of each micro-batch."""
 
 
+@torch.no_grad()
 def difference_of_losses(ours: Sequence[Tensor], others: Sequence[Tensor]) -> float:
     """Return the largest relative difference; infinite if one of them is not finite."""
     one, two = (torch.stack([loss.detach().double().cpu() for loss in losses]) for losses in (ours, others))
@@ -86,6 +89,7 @@ def difference_of_losses(ours: Sequence[Tensor], others: Sequence[Tensor]) -> fl
     return difference if difference == difference else float("inf")
 
 
+@torch.no_grad()
 def difference_of_updates(before: Sequence[Tensor], eager: Sequence[Tensor], graphed: Sequence[Tensor]) -> float:
     """Return the norm of the difference of two changes of the weights, relative to the first change."""
     change = sum(float((after - start).double().square().sum()) for start, after in zip(before, eager, strict=True))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.training.graphs.capture import Capturer, Replay, capturing
+from paceline.comm.messages.nested_tensors import tensors_in
+from paceline.training.graphs.capture import CaptureError, Capturer, Replay, capturing
 
 MOST_GRAPHS = 4
 """Most graphs of updates. They differ in settings of the optimiser; one whose settings always change has none."""
 NOT_SETTINGS = frozenset({"params", "lr", "param_names", "initial_lr"})
+IMPLEMENTATIONS = ("capturable", "fused", "foreach")
+"""Settings of torch's optimisers that choose between ways of computing the same."""
 
 
 class UpdateGraphs:
@@ -29,26 +32,51 @@ class UpdateGraphs:
         """Capture calls of `update`, which clips gradients to a norm and steps `optimizer`."""
         self._capturer, self._optimizer, self._update = capturer, optimizer, update
         self._graphs: dict[Hashable, Replay] = {}
+        self._settings: list[Any] = []
+        """Settings that graphs contain by their place in memory, which nothing else may take."""
+        self._missing: tuple[Hashable, float | None] | None = None
+        """Key and norm of the last update that had no graph."""
         device = optimizer.param_groups[0]["params"][0].device
         self._rates = [torch.zeros((), dtype=torch.float32, device=device) for _ in optimizer.param_groups]
         self._loaded = [float("nan") for _ in optimizer.param_groups]
         """Learning rates that the tensors contain."""
 
-    def run(self, max_norm: float | None) -> None:
-        """Update the weights: by a graph, unless the optimiser's settings have changed too often."""
-        self.load_rates([group["lr"] for group in self._optimizer.param_groups])
-        key = (max_norm, *(_settings_of(group) for group in self._optimizer.param_groups))
-        if key not in self._graphs:
-            if len(self._graphs) == MOST_GRAPHS:
-                self._update(max_norm)
-                return
-            self._graphs[key] = self._captured(max_norm)
-        self._graphs[key]()
+    def capture(self, max_norm: float | None) -> None:
+        """Capture the update with the present settings, after a rehearsal, which changes the weights."""
+        with capturing("the step of the optimiser"), self._rates_as_tensors():
+            self._capturer.rehearse(lambda: self._update(max_norm))
+        self._capture(self._key(max_norm), max_norm)
 
-    def load_rates(self, rates: list[float]) -> None:
-        """Copy learning rates to where graphs read them."""
+    def capture_missing(self) -> None:
+        """Capture an update that had no graph, if its settings are still the present ones."""
+        missing, self._missing = self._missing, None
+        if missing is not None and len(self._graphs) < MOST_GRAPHS and missing[0] == self._key(missing[1]):
+            with suppress(CaptureError):
+                self._capture(*missing)
+
+    def clear(self) -> None:
+        """Release all graphs."""
+        self._graphs.clear()
+        self._settings.clear()
+
+    def run(self, max_norm: float | None) -> None:
+        """Update the weights: by a graph, unless the settings of the optimiser have changed."""
+        self.load_rates([group["lr"] for group in self._optimizer.param_groups])
+        key = self._key(max_norm)
+        replay = self._graphs.get(key)
+        if replay is None:
+            self._missing = key, max_norm
+            self._update(max_norm)
+        else:
+            replay()
+
+    def load_rates(self, rates: list[Any]) -> None:
+        """Copy learning rates, numbers or tensors, to where graphs read them."""
         for number, (tensor, rate) in enumerate(zip(self._rates, rates, strict=True)):
-            if rate != self._loaded[number]:
+            if isinstance(rate, Tensor):  # To compare it, the host would wait for the device.
+                tensor.copy_(rate)
+                self._loaded[number] = float("nan")
+            elif rate != self._loaded[number]:
                 tensor.fill_(rate)
                 self._loaded[number] = float(rate)
 
@@ -57,9 +85,14 @@ class UpdateGraphs:
         self.load_rates([rate for _ in self._rates])
         self._graphs[next(reversed(self._graphs))]()
 
-    def _captured(self, max_norm: float | None) -> Replay:
+    def _capture(self, key: Hashable, max_norm: float | None) -> None:
         with capturing("the step of the optimiser"), self._rates_as_tensors():
-            return self._capturer.capture(lambda: self._update(max_norm))
+            self._graphs[key] = self._capturer.capture(lambda: self._update(max_norm))
+        self._settings += [tensor for group in self._optimizer.param_groups for tensor in tensors_in(_settings(group))]
+
+    def _key(self, max_norm: float | None) -> Hashable:
+        groups = self._optimizer.param_groups
+        return max_norm, *(tuple((name, _value(value)) for name, value in _settings(group).items()) for group in groups)
 
     @contextmanager
     def _rates_as_tensors(self) -> Iterator[None]:
@@ -74,27 +107,47 @@ class UpdateGraphs:
                 group["lr"] = number
 
 
-def _settings_of(group: dict[str, Any]) -> Hashable:
-    """Return the settings of a parameter group that a graph contains as numbers."""
-    return tuple((key, _value(value)) for key, value in group.items() if key not in NOT_SETTINGS)
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parameter group that a graph contains: numbers, and places of tensors."""
+    return {name: value for name, value in group.items() if name not in NOT_SETTINGS}
 
 
 def _value(value: Any) -> Hashable:
     """Return a value that is equal if the setting is: a tensor is read when a graph runs, so only its place counts."""
     if isinstance(value, Tensor):
         return id(value)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_value, value)) if isinstance(value, list | tuple) else value
 
 
-def prepare_for_capture(optimizer: torch.optim.Optimizer) -> None:
+def prepare_for_capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Choose implementations of torch's optimisers that keep everything on the device; they compute the same.
 
-    Called before the first step, because Adam and others then make their step counts on the device, too.
+    Called before the first step, because Adam and others then make their step counts on the device, too. Return a
+    function that takes the choice back, for steps without graphs.
     """
-    for group in optimizer.param_groups:
+    groups = optimizer.param_groups
+    before = [{name: group[name] for name in IMPLEMENTATIONS if name in group} for group in groups]
+    for group in groups:
         if "capturable" in group:
             group["capturable"] = True
-        elif "fused" in group:  # SGD: only the fused one takes the learning rate as a tensor without reading it.
+        elif type(optimizer) is torch.optim.SGD and all(p.is_floating_point() for p in group["params"]):
+            # Only the fused one takes the learning rate as a tensor without reading it.
             group["fused"], group["foreach"] = True, False
     # Torch would warn of steps that are not captured: the first few, and those of rare batch sizes.
     optimizer._warned_capturable_if_run_uncaptured = True
+
+    def take_back() -> None:
+        for group, values in zip(groups, before, strict=True):
+            group.update(values)
+            if not values.get("capturable", True) and not values.get("fused"):
+                _move_counts_to_host(optimizer, group)
+
+    return take_back
+
+
+def _move_counts_to_host(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Move the step counts of a group to the host, where optimisers read them that are not capturable."""
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].cpu()
