@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test soak check bench clean
+.PHONY: install demo test test-gpu soak check bench bench-gpu clean
 
 install: $(STAMP)
 
@@ -28,6 +28,10 @@ test: $(STAMP)
 	$(BIN)/pytest -q -m 'timing and not gpu and not soak' && parts=$$((parts + 1)); \
 	if [ $$parts = 2 ]; then echo 'make test: both parts passed'; else echo 'make test: FAILED, see above'; exit 1; fi
 
+# Tests that need a GPU; `make test` leaves them out.
+test-gpu: $(STAMP)
+	$(BIN)/pytest -q -m 'gpu and not soak'
+
 # Large test matrices and the endurance test, of which `make test` runs a part. Run by hand after a change to the code
 # that they cover.
 soak: $(STAMP)
@@ -50,6 +54,10 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/cpu_step.py
 	$(BIN)/python benchmarks/all_reduces.py
 	$(BIN)/python benchmarks/strategies.py
+
+# Seconds per epoch on a GPU, beside hand-written loops, and the kernels of a step; about ten minutes.
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu.py --compile --kernels 32 512 2048
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
