@@ -1,9 +1,9 @@
 """Measure seconds per epoch on a GPU: Paceline's step with and without CUDA graphs, beside hand-written loops.
 
-One process trains ResNet-18 on 50,000 synthetic images of 3×32×32, in bf16 with channels-last memory. All candidates
-get the same augmented batches from the same source, so data and augmentation are included in all times. `eager` is a
-hand-written loop of a few lines, `bare graph` the same loop with its whole step captured as one CUDA graph. Blocks of
-all candidates alternate; a ratio compares blocks of the same round.
+One process trains ResNet-18 on 50,000 synthetic images of 3×32×32, in bf16 with channels-last memory. Data and
+augmentation are included in all times. The hand-written loops (hand_written.py) have a data path of their own, of a few
+lines: one is eager, the other has its whole step captured as one CUDA graph. Blocks of all candidates alternate; a
+ratio compares blocks of the same round.
 
     python benchmarks/gpu.py [--batch 32 …] [--compile] [--kernels 2048] [--rounds 8] [--json FILE] [--quick]
 """
@@ -17,16 +17,16 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from free_port import free_port
 from gpu_kernels import KernelTime, kernel_times, show_kernels
+from hand_written import HandWritten
 from paired import Ratio, ratio, write_results
 from rich.console import Console
 from rich.table import Table
@@ -38,15 +38,15 @@ from paceline.comm.world import join_world
 from paceline.config import RunConfig
 from paceline.doctor.measuring_cost import TimedTraining
 from paceline.training.checks.model import check_model
-from paceline.training.precision import autocast
 from paceline.training.rank_setup import RankSetup, set_up_rank
+from paceline.workloads import data
 from paceline.workloads.load import load_workload
 
 IMAGES = 50_000
 BATCHES = (32, 128, 512, 2048)
 BLOCK_S = 0.5
 """Least length of a block of steps."""
-HAND_WRITTEN, BARE_GRAPH = "hand-written eager", "hand-written bare graph"
+EAGER, BARE_GRAPH = "hand-written eager", "hand-written bare graph"
 SETTINGS: dict[str, dict[str, Any]] = {
     "Paceline eager": {"cuda_graph": "off"},
     "Paceline": {"cuda_graph": "on"},
@@ -83,7 +83,7 @@ def set_up(batch: int, world: World, device: str, **settings: Any) -> RankSetup:
     """Return one rank with its model and data."""
     config = RunConfig(
         workload="resnet18" if device == "cuda" else "cnn",
-        recipe="sgd",
+        recipe="sgd" if device == "cuda" else "classic",
         data=f"synthetic:size={IMAGES if device == 'cuda' else 4 * batch}",
         strategy="single",
         batch=batch,
@@ -108,70 +108,16 @@ class Paceline:
         return self._training.train(steps).wall_s
 
 
-class HandWritten:
-    """The same model in a loop of a few lines, with or without one CUDA graph of the whole step."""
-
-    def __init__(self, setup: RankSetup, *, graph: bool = False) -> None:
-        self._source = setup.source()
-        self._device = setup.comm.device
-        layout = torch.channels_last
-        model = load_workload(setup.given).model
-        self._model = model.to(self._device, memory_format=layout).train()  # type: ignore[call-overload]
-        self._optimizer = torch.optim.SGD(
-            self._model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True
-        )
-        self._batches = self._endless_batches()
-        self._replay: Callable[[], None] | None = None
-        if graph:
-            self._capture()
-
-    def train(self, steps: int) -> float:
-        began_s = time.perf_counter()
-        for _ in range(steps):
-            images, labels = next(self._batches)
-            if self._replay is None:
-                self._step(images, labels)
-                continue
-            self._images.copy_(images)
-            self._labels.copy_(labels)
-            self._replay()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter() - began_s
-
-    def _step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        with autocast("bf16", self._device, keeps_casts=self._replay is None):
-            outputs = self._model(images)
-            loss = F.cross_entropy(outputs, labels)
-        self._loss += loss.detach()
-        self._correct += (outputs.argmax(1) == labels).sum()
-        loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def _endless_batches(self) -> Iterator[Any]:
-        self._loss = torch.zeros((), device=self._device)
-        self._correct = torch.zeros((), device=self._device, dtype=torch.int64)
-        epoch = 0
-        while True:
-            for micro_batches in self._source.epoch(epoch):
-                if micro_batches[0].samples == self._source.batch:  # A graph has one size of batch.
-                    yield self._source.fetch(micro_batches[0])
-            epoch += 1
-
-    def _capture(self) -> None:
-        images, labels = (tensor.clone() for tensor in next(self._batches))
-        self._images, self._labels = images, labels
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._step(images, labels)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        self._replay = graph.replay
-        with torch.cuda.graph(graph):
-            self._step(images, labels)
+def hand_written(setup: RankSetup, *, graph: bool) -> HandWritten:
+    """Return a hand-written loop that trains the same model on the same images."""
+    model, train = (
+        load_workload(setup.given).model,
+        data.load(setup.config.data, data_dir=data.data_dir(setup.config.data_dir))[0],
+    )
+    normal, labels = train.batch(torch.arange(len(train)), seed=0, epoch=None)
+    batch = setup.source().batch
+    assert batch is not None
+    return HandWritten(model, normal, labels.to(setup.comm.device), batch, graph=graph)
 
 
 def candidates(
@@ -187,7 +133,7 @@ def candidates(
         if name in SETTINGS:
             candidate = Paceline(setup, folder / str(number), stack)
         else:
-            candidate = HandWritten(setup, graph=name == BARE_GRAPH)
+            candidate = hand_written(setup, graph=name == BARE_GRAPH)
         candidate.train(WARM_UP_STEPS)
         found[name] = candidate, time.perf_counter() - began_s
         candidate.train(WARM_UP_STEPS)
@@ -224,7 +170,7 @@ def measure(
                     step_s * IMAGES / batch,
                     flop * batch / step_s / 1e12,
                     ready_s,
-                    ratio(times[name], times[HAND_WRITTEN]),
+                    ratio(times[name], times[EAGER]),
                     to_bare_graph,
                 )
             )
@@ -265,7 +211,7 @@ def main() -> int | None:
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     world, rounds = join_world(timeout_s=120), 1 if options.quick else options.rounds
     console = Console(width=None if sys.stdout.isatty() else 140)
-    plain = [HAND_WRITTEN, "Paceline eager", BARE_GRAPH, "Paceline"]
+    plain = [EAGER, "Paceline eager", BARE_GRAPH, "Paceline"]
     rows: list[Row] = []
     kernels: dict[str, list[KernelTime]] = {}
     for batch in options.batch:
@@ -277,7 +223,7 @@ def main() -> int | None:
             show_kernels(timed, f"Kernels of a step of Paceline at batch {batch}", console)
         if options.compile:
             print(f"batch {batch}, compiled: {rounds} rounds …", file=sys.stderr)
-            names = [HAND_WRITTEN, BARE_GRAPH, "Paceline --compile"]
+            names = [EAGER, BARE_GRAPH, "Paceline --compile"]
             found, timed = measure(batch, rounds, world, "cuda", names, kernels=batch in options.kernels)
             rows += found[-1:]
             if timed:
