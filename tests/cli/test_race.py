@@ -17,6 +17,7 @@ from paceline.records.events import EvaluationEvent
 from paceline.records.experiment.record import read_experiment
 from paceline.report.page.race import render_race
 from races_on_disk import FLAT, RISING, write_race
+from report.page.test_comparison import Reader
 
 pytestmark = pytest.mark.takes(30)
 
@@ -87,6 +88,9 @@ def test_the_page_marks_misses_and_shows_the_rules(tmp_path: Path) -> None:
     path = write_race(tmp_path / "race", [1.0, 2.0, 3.0], [RISING, FLAT, RISING], compile_s=2.0)
     page = render_race(race(collect_records([read_experiment(path)])))
     assert "run 2: missed" in page
+    assert {v for n, v in Reader(page).attributes if n == "aria-describedby"} <= {
+        v for n, v in Reader(page).attributes if n == "id"
+    }
     assert "target 90%" in page
     assert "Training + compiling" in page
     assert "Test-time augmentation" in page

@@ -10,7 +10,7 @@ from paceline.analysis.race.race import Race
 from paceline.analysis.race.runs import RaceRun
 from paceline.analysis.race.scores import LEAST_RUNS
 from paceline.config.run import EPOCH
-from paceline.formatting import plural, seconds, short
+from paceline.formatting import plural, race_seconds, short
 from paceline.records.experiment.design import RaceDesign
 
 
@@ -60,28 +60,30 @@ def headline(race: Race) -> str:
         return "No run has ended yet."
     if race.score_s is None:
         return f"No score: {race.misses} of {plural(len(counted), 'run')} missed the target of {target}."
-    total = "" if race.total_score_s is None else f", {seconds(race.total_score_s)} in total"
-    how = _how(len(counted), race.misses)
-    return f"{target} in {seconds(race.score_s)} of training{total}: {how}."
+    total = "" if race.total_score_s is None else f", {race_seconds(race.total_score_s)} in total"
+    how = _how(len(counted), race.misses, "each" if total else "it")
+    return f"{target} in {race_seconds(race.score_s)} of training{total}: {how}."
 
 
-def _how(runs: int, misses: int) -> str:
-    """Describe the runs that a score is the mean of."""
+def _how(runs: int, misses: int, subject: str) -> str:
+    """Describe the runs that a score is the mean of; `subject` is the word for one time, or for each of two."""
     if runs < LEAST_RUNS:
-        mean = "one run" if runs == 1 else f"the mean of {runs} runs"
-        return f"{mean}, none left out, since there are fewer than {LEAST_RUNS}"
-    missed = ", which missed the target" if misses else ""
-    rest = "the one other run" if runs == LEAST_RUNS else f"the mean of the other {runs - 2} runs"
-    return f"{rest}, without the fastest and the slowest{missed}"
+        only = "the time of the only run" if runs == 1 else f"the mean of {runs} runs"
+        return f"{subject} is {only}; from {LEAST_RUNS} runs on, the fastest and the slowest are left out"
+    if misses and runs == LEAST_RUNS:
+        return f"{subject} is the slower of the 2 runs that reached it; the other missed, and counts as the slowest"
+    if misses:
+        missed = "the one that missed, which counts as the slowest"
+        return f"{subject} is the mean of {runs - 2} of {runs} runs, without the fastest and {missed}"
+    rest = f"middle one of {runs} runs" if runs == LEAST_RUNS else f"mean of {runs - 2} of {runs} runs"
+    return f"{subject} is the {rest}, without the fastest and the slowest"
 
 
 def sentences(race: Race) -> Iterator[str]:
     """Yield the sentences on a race, the result first."""
     yield headline(race)
     if race.with_compile_score_s is not None:
-        yield f"With compiling, the training time is {seconds(race.with_compile_score_s)}."
-    if race.score_s is not None and race.misses:
-        yield f"{race.misses} of {plural(len(race.counted), 'run')} missed the target, and counts as the slowest."
+        yield f"With compiling, the training time is {race_seconds(race.with_compile_score_s)}."
     if race.counted and not race.is_complete:
         done = f"{len(race.counted)} of {plural(race.planned, 'run')}"
         yield f"The race is not complete: {done} have ended. It has no place on a leaderboard yet."
@@ -97,8 +99,8 @@ def format_run(run: RaceRun, target: float) -> str:
     if run.outcome != "reached" or run.train_s is None:
         best = "" if run.accuracy is None else f", best accuracy {format_accuracy(round(run.accuracy, 4))}"
         return f"{format_outcome(run)}{best}"
-    total = "" if run.total_s is None else f", {seconds(run.total_s)} in total"
-    return f"{format_accuracy(target)} in {seconds(run.train_s)} of training{total}"
+    total = "" if run.total_s is None else f", {race_seconds(run.total_s)} in total"
+    return f"{format_accuracy(target)} in {race_seconds(run.train_s)} of training{total}"
 
 
 def format_task(task: RaceTask) -> str:
