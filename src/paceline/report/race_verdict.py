@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from paceline.analysis.other_load import format_load
 from paceline.analysis.race.leaderboard import Leaderboard, LeaderboardEntry, RaceHardware, RaceTask
 from paceline.analysis.race.race import Race
 from paceline.analysis.race.runs import RaceRun
@@ -123,20 +124,42 @@ def format_hardware(hardware: RaceHardware) -> str:
 def leaderboard_sentences(found: Leaderboard) -> list[str]:
     """Return the sentences on what a leaderboard compares."""
     if len(found.groups) == 1:
-        return ["All races have the same task and the same hardware."]
+        return ["All races have the same task and the same hardware.", *_condition_sentences(found)]
     hardware = {group.hardware for group in found.groups}
     return [
         f"{len(found.groups)} groups: places count only among races of the same task on the same hardware.",
         *(["Times of different hardware are not compared."] if len(hardware) > 1 else []),
+        *_condition_sentences(found),
     ]
 
 
+def _condition_sentences(found: Leaderboard) -> Iterator[str]:
+    """Say what else than the settings may explain the order of races."""
+    several = [entry for group in found.groups if len(group.entries) > 1 for entry in group.entries]
+    if any(entry.load is not None and entry.load.is_notable for entry in several):
+        yield "Other programs used cores during some races, which makes their times longer."
+    if any(entry.software for entry in several):
+        yield "Some races of a group were measured with other versions of the software."
+
+
+def format_conditions(entry: LeaderboardEntry) -> str:
+    """Say under what conditions a race was measured, as far as they may have changed its times; empty for none."""
+    load = entry.load
+    parts = [f"{name} {version}" for name, version in entry.software.items()]
+    if load is not None and load.is_notable:
+        parts.insert(0, f"other programs used {format_load(load)}")
+    return ", ".join(parts)
+
+
 def format_remark(entry: LeaderboardEntry) -> str:
-    """Say why a race has no place; empty for one that has."""
+    """Say why a race has no place, or that its score is that of few runs; empty for others."""
     race = entry.race
     if not race.is_complete:
         return f"unfinished: {len(race.counted)} of {plural(race.planned, 'run')}"
-    return "" if race.score_s is not None else f"no score: {race.misses} of {len(race.counted)} missed"
+    if race.score_s is None:
+        return f"no score: {race.misses} of {len(race.counted)} missed"
+    few = plural(len(race.counted), "run")
+    return f"only {few}, so none is left out of the score" if len(race.counted) < LEAST_RUNS else ""
 
 
 def format_settings(differing: dict[str, Any] | None, most: Sequence[str] = ()) -> str:

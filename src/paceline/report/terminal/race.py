@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from paceline.records.events import FailureEvent, events_of
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.race import RACE_FIGURES, race_run_json
 from paceline.report.race_verdict import (
+    format_conditions,
     format_hardware,
     format_outcome,
     format_remark,
@@ -87,9 +89,10 @@ def print_leaderboard(found: Leaderboard, console: Console) -> None:
         ]
         console.print(figure_table(columns, console.width, names=2))
         for one in group.entries:
-            about = [format_remark(one), format_settings(one.differing, ("strategy", "batch"))]
+            settings = format_settings(one.differing, ("strategy", "batch"))
+            about = [format_remark(one), settings, format_conditions(one)]
             if any(about):
-                print_line(console, f"  {one.path.name}: {'; '.join(filter(None, about))}")
+                print_line(console, f"  {one.path}: {'; '.join(filter(None, about))}")
         console.print()
     for sentence in leaderboard_sentences(found):
         print_line(console, sentence)
@@ -140,5 +143,7 @@ def _entry_json(one: LeaderboardEntry) -> dict[str, Any]:
         "strategy": one.strategy,
         "batch": one.batch,
         "differing": msgspec.to_builtins(one.differing),
+        "software": one.software,
+        "other_load": None if one.load is None else asdict(one.load),
         "provenance": msgspec.to_builtins(one.provenance),
     }
