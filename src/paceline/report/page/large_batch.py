@@ -68,7 +68,7 @@ def _context(found: LargeBatches) -> dict[str, Any]:
         **header,
         # A divergence is a result, which the table shows.
         "failures": [event for event in header["failures"] if event.kind != DivergenceError.__name__],
-        "facts": [*facts(found), *run_facts(found.record_set, with_steps=False)],
+        "facts": [*facts(found), *run_facts(found.record_set, with_steps=False, noun="seed")],
         "sentences": others,
         "notes": warnings(found),
         "remedies": remedy_notes(found),
