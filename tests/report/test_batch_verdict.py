@@ -281,8 +281,8 @@ def test_the_noise_scale_predicts_where_larger_batches_stop_paying(
     """Batch 128 trains 1.6 times as many samples per second as batch 64; (N + 128) ÷ (N + 64) are the epochs."""
     found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(2,), noise_scale=noise_scale))
     assert (
-        f"ddp on 2 ranks: the gradient noise scale at batch 64 is {value} samples. For the same loss, at learning rates "
-        f"that suit each batch, it predicts {prediction}." in sentences(found)
+        f"ddp on 2 ranks: the gradient noise scale at batch 64 is {value} samples. For the same loss, at learning "
+        f"rates that suit each batch, it predicts {prediction}." in sentences(found)
     )
     assert "noise scale" in printed(found).partition("Loss and accuracy")[2].splitlines()[1], "beside the accuracy"
     assert 'aria-describedby="define-noise_scale"' in render_batch_sizes(found)
