@@ -75,6 +75,7 @@ def write_large_batches(
     design: Mapping[str, Any] | None = None,
     spread: float = 0.0,
     rates: Mapping[str, float] | None = None,
+    tries_remedies: bool = True,
 ) -> Path:
     """Write an experiment as `paceline large-batch` does.
 
@@ -85,7 +86,7 @@ def write_large_batches(
     rates of some candidates.
     """
     own = ACCURACIES | (accuracies or {})
-    remedies = [remedies for remedies in own if remedies != ("reference",)]
+    remedies = [remedies for remedies in own if remedies != ("reference",) and (tries_remedies or not remedies)]
     candidates = [candidate(REFERENCE, None), *[candidate(size, one) for size in sizes for one in remedies]]
     config = RunConfig(epochs=EPOCHS, eval_every="epoch", noise_scale="auto")
     shared = {key: value for key, value in asdict(config).items() if key != "batch"}

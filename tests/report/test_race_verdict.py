@@ -9,7 +9,7 @@ import pytest
 from paceline.analysis.race.race import race
 from paceline.analysis.record_set import collect_records
 from paceline.records.experiment.record import read_experiment
-from paceline.report.race_verdict import headline
+from paceline.report.race_verdict import format_run, headline
 from races_on_disk import FLAT, RISING, write_race
 
 
@@ -61,3 +61,8 @@ def test_the_headline_has_times_in_seconds_and_says_which_runs_they_are_from(
 ) -> None:
     path = write_race(tmp_path / "race", windows_s, accuracies)
     assert headline(race(collect_records([read_experiment(path)]))) == sentence
+
+
+def test_a_miss_has_its_best_accuracy_and_the_time_that_it_trained(tmp_path: Path) -> None:
+    found = race(collect_records([read_experiment(write_race(tmp_path / "race", [2.0], [FLAT]))]))
+    assert format_run(found.runs[0], 0.9) == "missed, best accuracy 70%, 6.00 s of training"

@@ -99,7 +99,7 @@ def format_run(run: RaceRun, target: float) -> str:
     """Describe the result of one run in a line."""
     if run.outcome != "reached" or run.train_s is None:
         best = "" if run.accuracy is None else f", best accuracy {format_accuracy(round(run.accuracy, 4))}"
-        return f"{format_outcome(run)}{best}"
+        return f"{format_outcome(run)}{best}, {race_seconds(run.trained_s)} of training"
     total = "" if run.total_s is None else f", {race_seconds(run.total_s)} in total"
     return f"{format_accuracy(target)} in {race_seconds(run.train_s)} of training{total}"
 
