@@ -25,7 +25,7 @@ class RaceTask:
 
     workload: str
     data: str
-    """Data set with its options; empty if the user's workload brings its own."""
+    """Data set with its options; empty for a user's workload without `--data`, which brings its own."""
     target: float
     tta: str
 
@@ -133,8 +133,9 @@ def _entry(record: ExperimentRecord) -> LeaderboardEntry:
 
 def _task(entry: LeaderboardEntry) -> RaceTask:
     workload, design = str(entry.settings["workload"]), entry.race.design
-    data = "" if ":" in workload else str(entry.settings["data"])
-    return RaceTask(workload, data, design.target_accuracy, design.tta)
+    data = str(entry.settings["data"])
+    is_unset = ":" in workload and data == RunConfig().data
+    return RaceTask(workload, "" if is_unset else data, design.target_accuracy, design.tta)
 
 
 def _hardware(record: ExperimentRecord) -> RaceHardware:
