@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.curves import thinned
 from paceline.analysis.noise_scale import NoiseCurve, noise_curve
-from paceline.formatting import SHORT_IN_PLOTLY, significant
+from paceline.formatting import SHORT_IN_PLOTLY, significant, tick_label
 from paceline.report.plots.drawing import (
     LINE,
     Json,
@@ -17,6 +18,7 @@ from paceline.report.plots.drawing import (
     plain,
     points_per_curve,
     rounded,
+    ticks,
     whole_ticks,
 )
 from paceline.report.plots.palette import colours
@@ -50,10 +52,18 @@ def noise_scales(comparison: Comparison) -> Json | None:
         | {
             "hovermode": "closest",
             "xaxis": axis(unit, showgrid=False, rangemode="tozero", **whole_ticks(math.ceil(last))),
-            "yaxis": axis("noise scale, samples", type="log", nticks=6),
+            "yaxis": _scale(curves),
         },
         "candidates": [name for name, _, _ in curves],
     }
+
+
+def _scale(curves: Sequence[tuple[str, int, NoiseCurve]]) -> Json:
+    """Return the logarithmic axis; plotly would label the values between decades by their first digit alone."""
+    values = [value for _, _, curve in curves for value in finite(curve.values)]
+    marks = ticks(min(values) / 1.1, max(values) * 1.1)
+    labels = [tick_label(mark) for mark in marks]
+    return axis("noise scale, samples", type="log", tickvals=marks, ticktext=labels)
 
 
 def _place(curve: NoiseCurve, index: int, unit: str) -> float:
