@@ -26,6 +26,7 @@ from paceline.records.events import (
     FailureEvent,
     InterruptedEvent,
     LogEvent,
+    NoiseFigures,
     ScheduledEvent,
     StartEvent,
 )
@@ -99,11 +100,13 @@ def write_batch_sizes(
     length: Mapping[str, Any] | None = None,
     lrs: Mapping[int, float] | None = None,
     is_tested: bool = False,
+    noise_scale: float | None = None,
 ) -> Path:
     """Write an experiment as `paceline batch` does, on one host of two cores.
 
-    `length` replaces the two epochs of a run in its settings, `lrs` has peak learning rates by batch, and `is_tested`
-    adds an evaluation after every window. Times per step are by strategy and batch, or by these and the repeat.
+    `length` replaces the two epochs of a run in its settings, `lrs` has peak learning rates by batch, `is_tested` adds
+    an evaluation after every window, and `noise_scale` is that of all runs. Times per step are by strategy and batch,
+    or by these and the repeat.
     """
     points = list(candidates(sizes, ranks, per_rank=per_rank, lossy=lossy))
     config = RunConfig(**(length or ({"epochs": 2} if trains else {"steps": 20})))
@@ -153,6 +156,7 @@ def write_batch_sizes(
                     lrs,
                     test_accuracy.get((candidate.strategy, point.batch)),
                     is_tested=is_tested,
+                    noise_scale=noise_scale,
                 )
     events.write(InterruptedEvent() if interrupted else EndEvent())
     events.close()
@@ -171,6 +175,7 @@ def write_run(
     test_accuracy: float | None,
     *,
     is_tested: bool,
+    noise_scale: float | None,
 ) -> None:
     """Write one run of two epochs."""
     point = candidate.point
@@ -194,6 +199,7 @@ def write_run(
     events = EventWriter(folder)
     events.write(StartEvent(steps=2 * steps, steps_per_epoch=steps, dropped=0))
     done = 0
+    noise = None if noise_scale is None else NoiseFigures(steps=2, trace=noise_scale, gradient_sq=1.0, cost_s=0.0)
     for number, (loss, accuracy) in list(enumerate(zip(LOSSES, ACCURACIES, strict=True)))[: ends.windows(run)]:
         epoch, length = number // 2, steps // 2 if number % 2 == 0 else steps - steps // 2
         length -= number if run in ends.short else 0
@@ -207,6 +213,7 @@ def write_run(
                 losses=[None if run in ends.diverged and number else loss] * length,
                 samples=samples,
                 correct=round(accuracy * samples),
+                noise=noise,
             )
         )
         if is_tested:

@@ -73,15 +73,20 @@ def write_large_batches(
     noise_scale: float | None = NOISE_SCALE,
     interrupted: bool = False,
     design: Mapping[str, Any] | None = None,
+    spread: float = 0.0,
+    rates: Mapping[str, float] | None = None,
+    tries_remedies: bool = True,
 ) -> Path:
     """Write an experiment as `paceline large-batch` does.
 
     `accuracies` replaces some of `ACCURACIES`; `diverged` has runs whose losses are not finite from the second epoch
     on, by the name of the candidate and the number of the repeat from 0; `failed` has candidates without any run.
     `measured` is the number of repeats that have runs, and `missing` has candidates that have not been trained yet.
+    `spread` is the difference of the accuracies of a large batch from one repeat to the next; `rates` has the learning
+    rates of some candidates.
     """
     own = ACCURACIES | (accuracies or {})
-    remedies = [remedies for remedies in own if remedies != ("reference",)]
+    remedies = [remedies for remedies in own if remedies != ("reference",) and (tries_remedies or not remedies)]
     candidates = [candidate(REFERENCE, None), *[candidate(size, one) for size in sizes for one in remedies]]
     config = RunConfig(epochs=EPOCHS, eval_every="epoch", noise_scale="auto")
     shared = {key: value for key, value in asdict(config).items() if key != "batch"}
@@ -110,8 +115,9 @@ def write_large_batches(
             _write_run(
                 path / where,
                 replace(config, seed=repeat, batch=one.variant.batch),
-                [accuracy + SHIFTS[repeat] for accuracy in own[key]],
+                [accuracy + SHIFTS[repeat] + (spread * (repeat - 1) if number else 0) for accuracy in own[key]],
                 noise_scale,
+                (rates or {}).get(one.name, 0.1),
                 is_diverged=is_diverged,
             )
             if is_diverged:
@@ -131,11 +137,17 @@ def write_large_batches(
 
 
 def _write_run(
-    path: Path, config: RunConfig, accuracies: Sequence[float], noise_scale: float | None, *, is_diverged: bool
+    path: Path,
+    config: RunConfig,
+    accuracies: Sequence[float],
+    noise_scale: float | None,
+    lr: float,
+    *,
+    is_diverged: bool,
 ) -> None:
     folder = RunFolder.create(path)
     assert config.batch is not None
-    own = topology(batch=config.batch, batch_per_rank=[config.batch // 2], lr=0.1)
+    own = topology(batch=config.batch, batch_per_rank=[config.batch // 2], lr=lr)
     folder.write_run(RunDescription(config=asdict(config), topology=own, provenance=PROVENANCE))
     steps = SAMPLES // config.batch
     events = EventWriter(folder)
@@ -151,7 +163,7 @@ def _write_run(
                 losses=[None if is_diverged and epoch else 1.0 - accuracy] * steps,
                 samples=SAMPLES,
                 correct=round(SAMPLES * accuracy),
-                lr=0.1,
+                lr=lr,
                 noise=noise,
             )
         )

@@ -41,6 +41,7 @@ def write_race(
     cpu: str = "a processor",
     settings: dict[str, Any] | None = None,
     ranks: int = 2,
+    torch: str = "2.13.0",
 ) -> Path:
     """Write a race with one run per time of a window, as `paceline race` does."""
     config = RunConfig(epochs=3, eval_every="epoch", target=target, **settings or {})
@@ -53,7 +54,9 @@ def write_race(
         tta=config.tta,
         seed=0,
     )
-    about = msgspec.structs.replace(PROVENANCE, command="paceline race", cpu=cpu)
+    about = msgspec.structs.replace(
+        PROVENANCE, command="paceline race", cpu=cpu, versions={"paceline": "0.1.0", "torch": torch}
+    )
     description = RaceDescription(
         kind="race", candidates=[Candidate("ddp", "ddp")], config=asdict(config), design=design, provenance=about
     )

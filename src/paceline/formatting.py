@@ -112,6 +112,8 @@ def percent_unit(decimals: int) -> Unit:
 TIMES = Ladder((Unit(1.0, "s", DECIMALS), Unit(1e-3, "ms", DECIMALS), Unit(1e-6, "µs", 0)))
 SIZES = Ladder((Unit(1e9, "GB", DECIMALS), Unit(1e6, "MB", DECIMALS), Unit(1e3, "kB", DECIMALS), Unit(1.0, "B", 0)))
 """Decimal units, as is usual for networks."""
+SECONDS = Unit(1.0, "s", DECIMALS)
+"""Times that are compared with each other from one table to the next, as those of races: all have one unit."""
 RATES = Ladder(tuple(replace(unit, name=f"{unit.name}/s") for unit in SIZES.units))
 FLOP_RATES = Ladder(
     (
@@ -178,6 +180,11 @@ def seconds(value: float | None) -> str:
     if value < 120:
         return TIMES.text(value)
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min" if value >= 3600 else f"{value / 60:.1f} min"
+
+
+def race_seconds(value: float | None) -> str:
+    """Format a time of a race, always in seconds."""
+    return NOTHING if value is None else SECONDS.text(value)
 
 
 def rough_range(low: float, high: float) -> str:

@@ -26,7 +26,7 @@ def run_of(windows: list[tuple[float, float] | None]) -> Any:
         )
         for number, own in enumerate(windows, start=1)
     ]
-    return SimpleNamespace(events_of=lambda _: logs)
+    return SimpleNamespace(events_of=lambda kind: logs if kind is LogEvent else [])
 
 
 def test_parts_are_averaged_before_the_ratio_over_the_last_half() -> None:

@@ -14,6 +14,7 @@ from scipy import stats
 from paceline.analysis.statistics import (
     Estimate,
     estimate_levels,
+    estimate_losses,
     estimate_shares,
     estimate_times,
     median_time,
@@ -74,6 +75,18 @@ def test_shares_stay_between_zero_and_one() -> None:
         estimate = estimate_shares(values)
         assert estimate is not None
         assert 0.0 in (estimate.low, 1 - (estimate.high or 0))
+
+
+def test_the_interval_of_losses_has_no_negative_values_unless_a_loss_is_negative() -> None:
+    wide = estimate_losses([0.1, 0.2, 3.0])
+    negative = estimate_losses([-0.1, 0.2, 3.0])
+    assert wide is not None
+    assert negative is not None
+    assert wide.low == 0.0
+    assert wide.high == estimate_levels([0.1, 0.2, 3.0]).high  # type: ignore[union-attr]
+    assert negative.low is not None
+    assert negative.low < -1
+    assert estimate_losses([]) is None
 
 
 def test_pairing_removes_the_noise_of_a_repeat() -> None:

@@ -93,6 +93,11 @@ def test_a_divergence_is_a_result(tmp_path: Path) -> None:
         (("--steps", "20"), "No such option: --steps"),
         (("--scale-lr", "linear"), "No such option: --scale-lr"),
         (("--strategy", "nothing"), "there is no strategy 'nothing'"),
+        (("cnm",), "did you mean 'cnn'? known: cnn, my_module:make_workload, resnet18"),
+        (
+            ("--warmup-epochs", "30", "--reference", "16"),
+            "--warmup-epochs 30 is not less than the 30 epochs of a run.",
+        ),
     ],
 )
 def test_usage_errors_are_found_before_any_rank_starts(

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from commands import paceline
+from paceline.analysis.other_load import OtherLoad
 from paceline.cli.main import parse, run
 from paceline.cli.race import RaceRequest
 from paceline.config import RaceConfig
-from paceline.errors import RecordError
+from paceline.errors import RecordError, UsageError
 from paceline.records.events import EvaluationEvent
 from paceline.records.experiment.record import read_experiment
 from paceline.report.page.race import render_race
 from races_on_disk import FLAT, RISING, write_race
+from report.page.test_comparison import Reader
 
 pytestmark = pytest.mark.takes(30)
 
@@ -80,6 +82,34 @@ def test_the_leaderboard_names_groups_and_hardware(tmp_path: Path, capsys: pytes
     assert [[one["place"] for one in group["races"]] for group in found["groups"]] == [[1, 2], [1]]
 
 
+def test_the_leaderboard_shows_what_else_may_explain_the_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_race(tmp_path / "one", [1.0, 2.0, 3.0], torch="2.14.0")
+    write_race(tmp_path / "two", [2.0])
+    load = OtherLoad(least=0.5, most=1.0, cores=2, runs=3, explained=None)
+    monkeypatch.setattr("paceline.analysis.race.leaderboard.other_load", lambda _: load)
+    assert run(["race", "--leaderboard", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"  {tmp_path / 'one'}: other programs used 0.5–1.0 of 2 cores, torch 2.14.0\n" in shown
+    assert f"{tmp_path / 'two'}: only 1 run, so none is left out of the score; other programs used 0.5" in shown
+    assert "Other programs used cores during some races, which makes their times longer." in shown
+    assert "Some races of a group were measured with other versions of the software." in shown
+    assert run(["race", "--leaderboard", str(tmp_path), "--json"]) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert [one["software"] for one in group["races"]] == [{"torch": "2.13.0"}, {"torch": "2.14.0"}][::-1]
+    assert group["races"][0]["other_load"]["most"] == 1.0
+
+
+@pytest.mark.parametrize("others", [["--target", "0.9"], ["resnet18"], ["--out", "elsewhere"]])
+def test_the_leaderboard_takes_no_other_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], others: list[str]
+) -> None:
+    write_race(tmp_path / "one", [1.0])
+    assert run(["race", "--leaderboard", str(tmp_path), *others]) == UsageError.exit_code
+    assert "--leaderboard lists races and trains nothing, but other options were given." in capsys.readouterr().err
+
+
 def test_the_page_marks_misses_and_shows_the_rules(tmp_path: Path) -> None:
     from paceline.analysis.race.race import race
     from paceline.analysis.record_set import collect_records
@@ -87,6 +117,9 @@ def test_the_page_marks_misses_and_shows_the_rules(tmp_path: Path) -> None:
     path = write_race(tmp_path / "race", [1.0, 2.0, 3.0], [RISING, FLAT, RISING], compile_s=2.0)
     page = render_race(race(collect_records([read_experiment(path)])))
     assert "run 2: missed" in page
+    assert {v for n, v in Reader(page).attributes if n == "aria-describedby"} <= {
+        v for n, v in Reader(page).attributes if n == "id"
+    }
     assert "target 90%" in page
     assert "Training + compiling" in page
     assert "Test-time augmentation" in page

@@ -262,3 +262,28 @@ def test_runs_tested_while_they_train_are_compared_by_test_accuracy_at_equal_tim
     assert [point["accuracy"] for point in curves[0]["points"]] == pytest.approx([0.2, 0.45, 0.575, 0.7])
     files = write_batch_tables(found, tmp_path / "csv")
     assert "evaluations.csv" in {file.name for file in files}
+
+
+@pytest.mark.parametrize(
+    ("noise_scale", "value", "prediction"),
+    [
+        (
+            1000.0,
+            "1,000 (1,000–1,000)",
+            "1.06× the epochs and 0.66× the time at batch 128, so batch 128 is the fastest to it",
+        ),
+        (10.0, "10 (10–10)", "1.86× the epochs and 1.17× the time at batch 128, so no larger batch pays"),
+    ],
+)
+def test_the_noise_scale_predicts_where_larger_batches_stop_paying(
+    tmp_path: Path, noise_scale: float, value: str, prediction: str
+) -> None:
+    """Batch 128 trains 1.6 times as many samples per second as batch 64; (N + 128) ÷ (N + 64) are the epochs."""
+    found = read_batch_sizes(write_batch_sizes(tmp_path / "e", ranks=(2,), noise_scale=noise_scale))
+    assert (
+        f"ddp on 2 ranks: the gradient noise scale at batch 64 is {value} samples. For the same loss, at learning "
+        f"rates that suit each batch, it predicts {prediction}." in sentences(found)
+    )
+    assert "noise scale" in printed(found).partition("Loss and accuracy")[2].splitlines()[1], "beside the accuracy"
+    assert 'aria-describedby="define-noise_scale"' in render_batch_sizes(found)
+    assert "noise scale" not in " ".join(sentences(read_batch_sizes(write_batch_sizes(tmp_path / "none"))))

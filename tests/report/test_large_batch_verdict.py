@@ -52,6 +52,10 @@ LARGE = ("320 plain", "320 linear", "320 warmup", "320 linear+warmup")
             {"accuracies": {(): (0.7, 0.7, 0.8, 0.85), ("linear", "warmup"): CHANCE}},
             "No remedy helps at a batch of 320: plain training reaches the most, 85.0% test accuracy, " + AGAINST + ".",
         ),
+        (
+            {"tries_remedies": False},
+            f"No remedy was tried at a batch of 320: plain training reaches 60.0% test accuracy, {AGAINST}.",
+        ),
         ({"diverged": every(*LARGE)}, "Nothing trains at a batch of 320: all candidates have diverged."),
         (
             {"diverged": every("32 reference")},

@@ -59,6 +59,16 @@ MOMENTUM = "leave it out, or use an optimiser with momentum: sgd, lars, muon"
             "--zero-gamma has no effect: cnn has no residual blocks.",
             "leave it out, or use a model with residual blocks: resnet18",
         ),
+        (
+            {"tta": "mirror"},
+            "--tta mirror was given, but in the data set digits a mirror image has another class or none.",
+            "leave --tta out",
+        ),
+        (
+            {"tta": "mirror", "data": "svhn:extra=true"},
+            "--tta mirror was given, but in the data set svhn:extra=true a mirror image has another class or none.",
+            "leave --tta out",
+        ),
     ],
 )
 def test_an_option_without_effect_is_refused_before_ranks_start(

@@ -28,6 +28,7 @@ from paceline.records.events import (
     UnprovenEvent,
     events_of,
 )
+from paceline.records.experiment.design import RaceDesign
 
 MOST_PLACES = 3
 """Most diverged runs of a candidate that a warning names."""
@@ -154,11 +155,14 @@ def _beside_other_load(record_set: RecordSet) -> Iterator[str]:
         return
     own = {":" in str(entry.run.config.get("workload")) or "script" in entry.run.config for entry in record_set.runs}
     others = "Other programs, or processes that the workload starts," if True in own else "Other programs"
-    yield f"{others} used {format_load(load)} during the runs{_effect(load)}"
+    is_race = any(isinstance(design, RaceDesign) for design in record_set.designs)
+    yield f"{others} used {format_load(load)} during the runs{_effect(load, is_race=is_race)}"
 
 
-def _effect(load: OtherLoad) -> str:
+def _effect(load: OtherLoad, *, is_race: bool) -> str:
     """Return the effect of other programs on the spread of step times, as far as it is known, and what to do."""
+    if is_race:
+        return ", which makes times longer. Repeat on a quiet machine before comparing them with other races."
     if load.explained is None:
         return (
             ", which makes times longer and intervals wider; there are too few runs to say by how much. "

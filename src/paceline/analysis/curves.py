@@ -56,7 +56,7 @@ class LearningRateCurve:
 
 def validation_curve(run: RunRecord) -> list[EvaluatedPoint]:
     """Return a run's evaluations in the order of steps; without `--eval-every`, the one at the end."""
-    per_epoch = _steps_per_epoch(run)
+    per_epoch = steps_per_epoch(run)
     logs = run.events_of(LogEvent)
     times = dict(zip([log.step for log in logs], itertools.accumulate(log.wall_s for log in logs), strict=True))
     found: dict[int, EvaluatedPoint] = {}
@@ -103,14 +103,15 @@ def _rates_of(log: LogEvent) -> Iterator[tuple[int, float]]:
         yield steps[-1], log.lr
 
 
-def _steps_per_epoch(run: RunRecord) -> int | None:
+def steps_per_epoch(run: RunRecord) -> int | None:
+    """Return the steps of an epoch; None if they are unknown."""
     starts = run.events_of(StartEvent)
     return starts[0].steps_per_epoch if starts else None
 
 
 def loss_curve(run: RunRecord) -> LossCurve:
     """Return a run's losses. Times are known only per window, so the steps of a window share its time equally."""
-    per_epoch = _steps_per_epoch(run)
+    per_epoch = steps_per_epoch(run)
     losses = losses_of(run)
     step_times = [window.wall_s / window.steps for window in windows_of(run) for _ in range(window.steps)]
     return LossCurve(

@@ -11,7 +11,7 @@ from paceline.analysis.chance import chance_of
 from paceline.analysis.decision import ERROR_RATE
 from paceline.analysis.divergence import divergence_of
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.statistics import MIN_REPEATS, Estimate, paired_difference
+from paceline.analysis.statistics import MIN_REPEATS, Estimate, limited, paired_difference
 from paceline.records import RunRecord
 from paceline.records.experiment.design import Candidate
 from paceline.records.summary import EvaluationResult
@@ -101,7 +101,7 @@ def accuracy_gain(
         return None
     shares = [statistics.fmean(side[repeat] for repeat in common) for side in (ones, others)]
     variance = sum(share * (1 - share) for share in shares) / min(tested)
-    return paired_difference(ones, others, level or _level(record_set), shared_variance=variance)
+    return limited(paired_difference(ones, others, level or _level(record_set), shared_variance=variance), -1.0, 1.0)
 
 
 def _loss_difference(record_set: RecordSet, name: str, reference: str) -> Estimate | None:

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.analysis.curves import steps_per_epoch
 from paceline.analysis.statistics import LEVEL
 from paceline.records import RunRecord
 from paceline.records.events import LogEvent, NoiseFigures
@@ -43,6 +44,8 @@ class NoiseCurve:
     steps: list[int]
     values: list[float]
     """NaN where the average of |G|² is not positive."""
+    steps_per_epoch: int | None = None
+    """None if it is unknown."""
 
 
 def noise_scale(run: RunRecord) -> NoiseScale | None:
@@ -82,7 +85,7 @@ def noise_curve(run: RunRecord) -> NoiseCurve:
         gradient_sq = kept * gradient_sq + (1 - kept) * noise.gradient_sq
         steps.append(step)
         values.append(trace / gradient_sq if trace > 0 and gradient_sq > 0 else math.nan)
-    return NoiseCurve(steps, values)
+    return NoiseCurve(steps, values, steps_per_epoch(run))
 
 
 def _measured(run: RunRecord) -> list[tuple[int, NoiseFigures]]:

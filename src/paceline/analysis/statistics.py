@@ -109,10 +109,19 @@ def estimate_levels(values: Sequence[float], level: float = LEVEL, shared_varian
 
 def estimate_shares(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     """Estimate shares, with an interval limited to 0 and 1; None without values."""
-    estimate = estimate_levels(values, level)
+    return limited(estimate_levels(values, level), 0.0, 1.0)
+
+
+def estimate_losses(values: Sequence[float]) -> Estimate | None:
+    """Estimate losses; None without values. The interval has no negative values, unless a loss is negative."""
+    return limited(estimate_levels(values), -math.inf if min(values, default=0.0) < 0 else 0.0)
+
+
+def limited(estimate: Estimate | None, least: float, most: float = math.inf) -> Estimate | None:
+    """Return an estimate with its interval limited to the values that are possible."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return estimate
-    return replace(estimate, low=max(0.0, estimate.low), high=min(1.0, estimate.high))
+    return replace(estimate, low=max(least, estimate.low), high=min(most, estimate.high))
 
 
 def paired_ratio(

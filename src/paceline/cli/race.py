@@ -12,7 +12,8 @@ import typer
 
 from paceline.cli.experiment_requests import ExperimentRequest, Measure
 from paceline.cli.messages import data_console, print_json
-from paceline.config import RaceConfig, settings_unused_by
+from paceline.config import RaceConfig, RunConfig, settings_unused_by
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.report.live.live_table import LiveTable
@@ -58,6 +59,11 @@ class RaceRequest(ExperimentRequest):
     def carry_out(self) -> int:
         if self.leaderboard is None:
             return super().carry_out()
+        if (self.run, self.race, self.out) != (RunConfig(), RaceConfig(), None):
+            raise UsageError(
+                "--leaderboard lists races and trains nothing, but other options were given.",
+                hint="leave the other options out; only --json goes with it",
+            )
         _show_leaderboard(self.leaderboard, as_json=self.as_json)
         return 0
 

@@ -218,7 +218,7 @@ class RunConfig:
     Without --eval-every, the weights are tested after every epoch."""
     tta: TestAugmentation = setting("none", in_next_command=False, unused_by=("scale", "doctor"))
     """Test-time augmentation: none, or mirror, which tests the mean of the model's outputs for an image and for its
-    mirror image; only for images. Training does not change."""
+    mirror image; only for images whose mirror image has the same class. Training does not change."""
     checkpoint_every: str = setting("", compared=False, may_change=True, numbers=True, unused_by=("doctor",))
     """Write a checkpoint after every N steps (100), after so much training time (30s, 10m, 1h), or after every epoch
     (epoch), and at the end of the run."""

@@ -12,14 +12,15 @@ from paceline.analysis.record_set import collect_records
 from paceline.config import DEFAULT_STRATEGY, LargeBatchConfig, LaunchConfig, RunConfig
 from paceline.config.large_batch import DEFAULT_EPOCHS
 from paceline.config.run import EPOCH
-from paceline.errors import DivergenceError
+from paceline.errors import DivergenceError, UsageError
 from paceline.experiments.checks import choose_shape, gpus_to_use
 from paceline.experiments.engine import Experiment, ProgressDisplay
 from paceline.experiments.large_batches.candidates import make_large_batch_candidates
 from paceline.experiments.large_batches.trained_workload import examine_workload, with_plain_recipe
-from paceline.experiments.names import prepare_data
+from paceline.experiments.names import check_names, prepare_data
 from paceline.experiments.one_shape import OneShapePlan, measure_on_one_shape
 from paceline.experiments.training_targets import WorkloadTarget
+from paceline.formatting import plural, short
 from paceline.launch.launcher_process import Notify
 from paceline.launch.rank_assignment import find_launcher_process
 from paceline.records.experiment.design import LargeBatchDesign
@@ -64,6 +65,13 @@ def large_batch(
     Calls `on_folder` with the folder as soon as it exists; only on the leader.
     """
     base = replace(with_plain_recipe(base), epochs=base.epochs or DEFAULT_EPOCHS, eval_every=base.eval_every or EPOCH)
+    if config.warmup_epochs is not None and config.warmup_epochs >= base.most_epochs:
+        epochs = plural(base.most_epochs, "epoch")
+        raise UsageError(
+            f"--warmup-epochs {short(config.warmup_epochs)} is not less than the {epochs} of a run.",
+            hint="the warm-up is the first part of a run: name fewer epochs",
+        )
+    check_names(base)
     launcher = find_launcher_process(launch, os.environ)
     prepare_data(base)
     workload, gpus = examine_workload(base), gpus_to_use(base)

@@ -10,9 +10,12 @@ import msgspec
 from paceline.analysis.batch.points import BUSY, WITHIN, BatchCurve, BatchPoint, BatchSizes, Limit, counted_points
 from paceline.analysis.chance import chance_of
 from paceline.analysis.exclusions import ALTERNATIVES
+from paceline.analysis.noise_scale import epochs_factor
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import (
     ACCURACY,
+    WHOLE,
+    factor,
     format_cores,
     interval,
     join_names,
@@ -94,6 +97,7 @@ def curve_sentences(found: BatchSizes) -> list[str]:
             *_fastest(found, curve),
             *_limits(curve),
             *_accuracy_price(found, curve),
+            *_noise_prediction(curve),
             *_at_equal_time(found, curve),
         )
     ]
@@ -273,6 +277,30 @@ def _accuracy_price(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:
         yield f"{when}, {compared}; too few repeats to tell whether that is more than chance."
     else:
         yield f"{when}, {compared}: no measurable difference."
+
+
+def _noise_prediction(curve: BatchCurve) -> Iterator[str]:
+    """Yield where larger batches stop paying, as the gradient noise scale of the smallest one predicts."""
+    known = [(point, noise) for point in curve.measured if (noise := point.row.noise_scale) is not None]
+    if not known:
+        return
+    reference, noise = known[0]
+    larger = [point for point in curve.measured if point.batch > reference.batch]
+    if not larger:
+        return
+    epochs = {point.batch: epochs_factor(noise.value, point.batch, reference.batch) for point in larger}
+    times = {point.batch: epochs[point.batch] * reference.rate / point.rate for point in larger}
+    costs = [
+        f"{factor(epochs[own])} the epochs and {factor(times[own])} the time at batch {whole(own)}" for own in times
+    ]
+    shortest = min(times, key=lambda own: times[own])
+    pays = f"batch {whole(shortest)} is the fastest to it" if times[shortest] < 1 else "no larger batch pays"
+    ends = interval(noise.low, noise.high, WHOLE)
+    value = whole(noise.value) + (f" ({ends})" if ends else "")
+    yield (
+        f"the gradient noise scale at batch {whole(reference.batch)} is {value} samples. For the same loss, at "
+        f"learning rates that suit each batch, it predicts {join_names(costs)}, so {pays}."
+    )
 
 
 def _at_equal_time(found: BatchSizes, curve: BatchCurve) -> Iterator[str]:

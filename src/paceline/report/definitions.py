@@ -178,6 +178,27 @@ COMPARISON_TERMS = (
         "them.",
     ),
 )
+RUN_TERM = Definition(
+    "run",
+    "Run",
+    "One training from the start of its ranks. All runs have the same settings and differ in the seed.",
+)
+SEED_TERM = Definition(
+    "seed",
+    "Seed",
+    "Number that determines the initial weights, the order of the data and the augmentation of a run.",
+)
+BATCH_TERM = Definition(
+    "batch",
+    "Batch",
+    "Samples of all ranks together in one update of the weights.",
+)
+REMEDIES_TERM = Definition(
+    "remedies",
+    "Batch and remedies",
+    "What is trained: the reference; a large batch with the settings of the reference (plain); or a large batch with "
+    "the changes that are named.",
+)
 SCALING_TERMS = (
     Definition(
         "baselines",

@@ -52,6 +52,8 @@ def _result(found: LargeBatches, size: int, plain: LargeBatchRow | None, best: L
         return f"Nothing to repair at {at}: {_reached(plain)}, {_against(found)}."
     if best is None:
         return f"Nothing trains at {at}: all candidates have diverged."
+    if best.is_plain and not any(row.remedies for row in found.by_size[size]):
+        return f"No remedy was tried at {at}: plain training reaches {_reached(best)}, {_against(found)}."
     if best.is_plain:
         return f"No remedy helps at {at}: plain training reaches the most, {_reached(best)}, {_against(found)}."
     without = "" if plain is None else f"; {_plain_clause(plain)}"

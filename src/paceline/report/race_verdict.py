@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from paceline.analysis.other_load import format_load
 from paceline.analysis.race.leaderboard import Leaderboard, LeaderboardEntry, RaceHardware, RaceTask
 from paceline.analysis.race.race import Race
 from paceline.analysis.race.runs import RaceRun
 from paceline.analysis.race.scores import LEAST_RUNS
 from paceline.config.run import EPOCH
-from paceline.formatting import plural, seconds, short
+from paceline.formatting import plural, race_seconds, short
 from paceline.records.experiment.design import RaceDesign
 
 
@@ -60,28 +61,30 @@ def headline(race: Race) -> str:
         return "No run has ended yet."
     if race.score_s is None:
         return f"No score: {race.misses} of {plural(len(counted), 'run')} missed the target of {target}."
-    total = "" if race.total_score_s is None else f", {seconds(race.total_score_s)} in total"
-    how = _how(len(counted), race.misses)
-    return f"{target} in {seconds(race.score_s)} of training{total}: {how}."
+    total = "" if race.total_score_s is None else f", {race_seconds(race.total_score_s)} in total"
+    how = _how(len(counted), race.misses, "each" if total else "it")
+    return f"{target} in {race_seconds(race.score_s)} of training{total}: {how}."
 
 
-def _how(runs: int, misses: int) -> str:
-    """Describe the runs that a score is the mean of."""
+def _how(runs: int, misses: int, subject: str) -> str:
+    """Describe the runs that a score is the mean of; `subject` is the word for one time, or for each of two."""
     if runs < LEAST_RUNS:
-        mean = "one run" if runs == 1 else f"the mean of {runs} runs"
-        return f"{mean}, none left out, since there are fewer than {LEAST_RUNS}"
-    missed = ", which missed the target" if misses else ""
-    rest = "the one other run" if runs == LEAST_RUNS else f"the mean of the other {runs - 2} runs"
-    return f"{rest}, without the fastest and the slowest{missed}"
+        only = "the time of the only run" if runs == 1 else f"the mean of {runs} runs"
+        return f"{subject} is {only}; from {LEAST_RUNS} runs on, the fastest and the slowest are left out"
+    if misses and runs == LEAST_RUNS:
+        return f"{subject} is the slower of the 2 runs that reached it; the other missed, and counts as the slowest"
+    if misses:
+        missed = "the one that missed, which counts as the slowest"
+        return f"{subject} is the mean of {runs - 2} of {runs} runs, without the fastest and {missed}"
+    rest = f"middle one of {runs} runs" if runs == LEAST_RUNS else f"mean of {runs - 2} of {runs} runs"
+    return f"{subject} is the {rest}, without the fastest and the slowest"
 
 
 def sentences(race: Race) -> Iterator[str]:
     """Yield the sentences on a race, the result first."""
     yield headline(race)
     if race.with_compile_score_s is not None:
-        yield f"With compiling, the training time is {seconds(race.with_compile_score_s)}."
-    if race.score_s is not None and race.misses:
-        yield f"{race.misses} of {plural(len(race.counted), 'run')} missed the target, and counts as the slowest."
+        yield f"With compiling, the training time is {race_seconds(race.with_compile_score_s)}."
     if race.counted and not race.is_complete:
         done = f"{len(race.counted)} of {plural(race.planned, 'run')}"
         yield f"The race is not complete: {done} have ended. It has no place on a leaderboard yet."
@@ -96,9 +99,9 @@ def format_run(run: RaceRun, target: float) -> str:
     """Describe the result of one run in a line."""
     if run.outcome != "reached" or run.train_s is None:
         best = "" if run.accuracy is None else f", best accuracy {format_accuracy(round(run.accuracy, 4))}"
-        return f"{format_outcome(run)}{best}"
-    total = "" if run.total_s is None else f", {seconds(run.total_s)} in total"
-    return f"{format_accuracy(target)} in {seconds(run.train_s)} of training{total}"
+        return f"{format_outcome(run)}{best}, {race_seconds(run.trained_s)} of training"
+    total = "" if run.total_s is None else f", {race_seconds(run.total_s)} in total"
+    return f"{format_accuracy(target)} in {race_seconds(run.train_s)} of training{total}"
 
 
 def format_task(task: RaceTask) -> str:
@@ -121,20 +124,42 @@ def format_hardware(hardware: RaceHardware) -> str:
 def leaderboard_sentences(found: Leaderboard) -> list[str]:
     """Return the sentences on what a leaderboard compares."""
     if len(found.groups) == 1:
-        return ["All races have the same task and the same hardware."]
+        return ["All races have the same task and the same hardware.", *_condition_sentences(found)]
     hardware = {group.hardware for group in found.groups}
     return [
         f"{len(found.groups)} groups: places count only among races of the same task on the same hardware.",
         *(["Times of different hardware are not compared."] if len(hardware) > 1 else []),
+        *_condition_sentences(found),
     ]
 
 
+def _condition_sentences(found: Leaderboard) -> Iterator[str]:
+    """Say what else than the settings may explain the order of races."""
+    several = [entry for group in found.groups if len(group.entries) > 1 for entry in group.entries]
+    if any(entry.load is not None and entry.load.is_notable for entry in several):
+        yield "Other programs used cores during some races, which makes their times longer."
+    if any(entry.software for entry in several):
+        yield "Some races of a group were measured with other versions of the software."
+
+
+def format_conditions(entry: LeaderboardEntry) -> str:
+    """Say under what conditions a race was measured, as far as they may have changed its times; empty for none."""
+    load = entry.load
+    parts = [f"{name} {version}" for name, version in entry.software.items()]
+    if load is not None and load.is_notable:
+        parts.insert(0, f"other programs used {format_load(load)}")
+    return ", ".join(parts)
+
+
 def format_remark(entry: LeaderboardEntry) -> str:
-    """Say why a race has no place; empty for one that has."""
+    """Say why a race has no place, or that its score is that of few runs; empty for others."""
     race = entry.race
     if not race.is_complete:
         return f"unfinished: {len(race.counted)} of {plural(race.planned, 'run')}"
-    return "" if race.score_s is not None else f"no score: {race.misses} of {len(race.counted)} missed"
+    if race.score_s is None:
+        return f"no score: {race.misses} of {len(race.counted)} missed"
+    few = plural(len(race.counted), "run")
+    return f"only {few}, so none is left out of the score" if len(race.counted) < LEAST_RUNS else ""
 
 
 def format_settings(differing: dict[str, Any] | None, most: Sequence[str] = ()) -> str:

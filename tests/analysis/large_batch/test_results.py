@@ -49,6 +49,18 @@ def test_intervals_have_the_sampling_error_of_the_test_data_alone_if_seeds_agree
     assert gained.value - gained.low == pytest.approx(1.96 * sampling, rel=0.01)
 
 
+def test_differences_of_accuracies_stay_within_100_points(tmp_path: Path) -> None:
+    level: dict[tuple[str, ...], tuple[float, ...]] = dict.fromkeys(
+        [(), ("linear",), ("warmup",), ("linear", "warmup")], (0.5,) * 4
+    )
+    found = read_large_batches(write_large_batches(tmp_path / "e", accuracies=level, spread=0.45))
+    lost = row_of(found, "320 plain").lost
+    assert lost is not None
+    assert lost.low == -1
+    assert lost.high is not None
+    assert lost.high < 1
+
+
 def test_each_remedy_of_a_combination_has_what_it_adds_to_the_others(found: LargeBatches) -> None:
     added = {gain.remedy: gain.added.value for gain in row_of(found, "320 linear+warmup").added}
     assert added == {"linear": pytest.approx(0.29), "warmup": pytest.approx(0.14)}

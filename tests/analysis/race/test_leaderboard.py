@@ -40,6 +40,21 @@ def test_races_of_another_task_or_on_other_hardware_are_in_another_group(
     assert [[one.place for one in group.entries] for group in found.groups] == [[1], [1]]
 
 
+def test_a_workload_of_the_user_may_race_on_several_data_sets(tmp_path: Path) -> None:
+    for name, settings in {"own": {}, "cifar10": {"data": "cifar10"}, "svhn": {"data": "svhn"}}.items():
+        write_race(tmp_path / name, [1.0], settings={"workload": "mine:make_workload", **settings})
+    assert [group.task.data for group in read_leaderboard(tmp_path).groups] == ["", "cifar10", "svhn"]
+
+
+def test_versions_are_shown_where_they_differ_within_a_group(tmp_path: Path) -> None:
+    write_race(tmp_path / "new", [1.0], torch="2.14.0")
+    write_race(tmp_path / "old", [2.0])
+    (group,) = read_leaderboard(tmp_path).groups
+    assert [one.software for one in group.entries] == [{"torch": "2.14.0"}, {"torch": "2.13.0"}]
+    write_race(tmp_path / "alone" / "elsewhere", [1.0], torch="2.15.0", cpu="another processor")
+    assert not read_leaderboard(tmp_path / "alone").entries[0].software
+
+
 def test_races_without_a_score_and_unfinished_ones_have_no_place(tmp_path: Path) -> None:
     write_race(tmp_path / "a-missed", [1.0], [FLAT])
     write_race(tmp_path / "b-unfinished", [1.0], planned=3, interrupted=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.analysis.other_load import OtherLoad
 from paceline.analysis.race.race import Race, race
 from paceline.analysis.record_set import collect_records
 from paceline.records.experiment.record import read_experiment
@@ -55,6 +56,17 @@ def test_a_miss_counts_as_the_slowest_and_two_give_no_score(tmp_path: Path) -> N
     assert one.score_s == pytest.approx(9.0)
     two = race_in(write_race(tmp_path / "two", [1.0, 2.0, 3.0], [RISING, FLAT, FLAT]))
     assert (two.misses, two.score_s) == (2, None)
+
+
+def test_other_programs_make_times_longer_and_no_interval_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = OtherLoad(least=0.5, most=1.0, cores=2, runs=1, explained=None)
+    monkeypatch.setattr("paceline.analysis.caveats.other_load", lambda _: load)
+    assert race_in(write_race(tmp_path / "race", [1.0])).comparison.warnings == [
+        "Other programs used 0.5–1.0 of 2 cores during the runs, which makes times longer. Repeat on a quiet machine "
+        "before comparing them with other races."
+    ]
 
 
 def test_a_run_that_was_interrupted_does_not_count(tmp_path: Path) -> None:

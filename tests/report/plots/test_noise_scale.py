@@ -27,4 +27,5 @@ def test_each_run_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(plot["data"]) == sum(len(comparison.record_set.runs_of(row.candidate.name)) for row in comparison.rows)
     assert plot["data"][0]["x"] == [10, 20, 30]
     assert plot["data"][0]["y"] == [100.0, None, 400.0]
+    assert plot["layout"]["yaxis"]["ticktext"] == ["100", "200", "300", "400"]
     assert 'data-figure="noise"' in render(comparison)

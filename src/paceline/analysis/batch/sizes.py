@@ -28,6 +28,7 @@ from paceline.analysis.scaling.machines import hosts_of, machines_of, oversubscr
 from paceline.analysis.statistics import (
     Estimate,
     estimate_levels,
+    estimate_losses,
     estimate_shares,
     estimate_times,
 )
@@ -123,11 +124,11 @@ class _BatchMeasurements:
             cpu_cores=estimate_levels(_known(map(_busy_cores, records))),
             cpu_share=estimate_levels(_known(self._busy_share(run) for run in records)),
             lr=_reached_rate(records) if self.design.trains else None,
-            end_loss=estimate_levels(_known(own and own.loss for own in ends)),
+            end_loss=estimate_losses(_known(own and own.loss for own in ends)),
             end_accuracy=estimate_shares(_known(own and own.accuracy for own in ends)),
             equal_time_loss=_losses(at_equal_time),
             equal_time_accuracy=estimate_shares(_known(own and own.accuracy for own in at_equal_time)),
-            equal_time_test_loss=estimate_levels([own.loss for own in tests if own and math.isfinite(own.loss)]),
+            equal_time_test_loss=estimate_losses([own.loss for own in tests if own and math.isfinite(own.loss)]),
             equal_time_test_accuracy=estimate_shares(_known(own and own.accuracy for own in tests)),
             out_of_memory=self.out_of_memory.get(name, False),
             oversubscribed=oversubscribed,

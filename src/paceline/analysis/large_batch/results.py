@@ -18,7 +18,7 @@ from paceline.analysis.divergence import divergence_of
 from paceline.analysis.learning import accuracy_gain, converging_runs
 from paceline.analysis.noise_scale import epochs_factor
 from paceline.analysis.record_set import RecordSet
-from paceline.analysis.statistics import LEVEL, Estimate, estimate_levels, estimate_shares, paired_difference
+from paceline.analysis.statistics import LEVEL, Estimate, estimate_losses, estimate_shares, paired_difference
 from paceline.errors import RecordError
 from paceline.records import RunRecord
 from paceline.records.experiment.design import Candidate, LargeBatchDesign, LargeBatchVariant
@@ -160,7 +160,7 @@ def _row(
         lr=highest_rate(recorded),
         updates=statistics.median([run.summary.steps for run in runs.values() if run.summary]) if runs else None,
         runs=sum(run.finished or divergence_of(run) is not None for run in recorded),
-        end_loss=estimate_levels([end.loss for end in ends if end is not None and end.loss is not None]),
+        end_loss=estimate_losses([end.loss for end in ends if end is not None and end.loss is not None]),
         end_accuracy=estimate_shares(_accuracies(ends)),
         lost=None if is_reference else accuracy_difference(record_set, candidate, reference),
         gained=_over(record_set, candidate, ()) if variant.remedies else None,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from paceline.analysis.other_load import OtherLoad, other_load
 from paceline.analysis.race.race import Race, race
 from paceline.analysis.record_set import NOT_COMPARED, collect_records
 from paceline.config import RunConfig
@@ -24,7 +25,7 @@ class RaceTask:
 
     workload: str
     data: str
-    """Data set with its options; empty if the user's workload brings its own."""
+    """Data set with its options; empty for a user's workload without `--data`, which brings its own."""
     target: float
     tta: str
 
@@ -57,10 +58,14 @@ class LeaderboardEntry:
     """Global batch; None if the workload's data sets it."""
     settings: Settings
     """All settings of its first run, with the values of its recipe."""
+    load: OtherLoad | None
+    """Load of other programs during its runs; None if it was not measured."""
     place: int | None = None
     """Place in its group, from 1; None for a race without a score, or one that is not complete."""
     differing: Settings | None = None
     """Settings in which it differs from another race of its group; None before it is in a group."""
+    software: dict[str, str] = field(default_factory=dict)
+    """Versions, by name, in which it differs from another race of its group."""
 
     @property
     def is_ranked(self) -> bool:
@@ -114,10 +119,11 @@ def leaderboard(records: Sequence[ExperimentRecord], warnings: Sequence[str] = (
 
 
 def _entry(record: ExperimentRecord) -> LeaderboardEntry:
-    first = record.runs[0].run
+    first, record_set = record.runs[0].run, collect_records([record])
     return LeaderboardEntry(
         path=record.path,
-        race=race(collect_records([record])),
+        race=race(record_set),
+        load=other_load(record_set),
         provenance=record.provenance,
         strategy=first.topology.strategy,
         batch=first.topology.batch,
@@ -127,8 +133,9 @@ def _entry(record: ExperimentRecord) -> LeaderboardEntry:
 
 def _task(entry: LeaderboardEntry) -> RaceTask:
     workload, design = str(entry.settings["workload"]), entry.race.design
-    data = "" if ":" in workload else str(entry.settings["data"])
-    return RaceTask(workload, data, design.target_accuracy, design.tta)
+    data = str(entry.settings["data"])
+    is_unset = ":" in workload and data == RunConfig().data
+    return RaceTask(workload, "" if is_unset else data, design.target_accuracy, design.tta)
 
 
 def _hardware(record: ExperimentRecord) -> RaceHardware:
@@ -150,11 +157,22 @@ def _ranked(entries: Sequence[LeaderboardEntry]) -> list[LeaderboardEntry]:
     others = sorted((one for one in entries if not one.is_ranked), key=lambda one: str(one.path))
     known = [own.name for own in fields(RunConfig) if own.name not in NOT_COMPARED]
     differing = [name for name in known if len({repr(one.settings.get(name)) for one in entries}) > 1]
+    versions = [_versions(one.provenance) for one in entries]
+    several = {name for one in versions for name in one if len({other.get(name) for other in versions}) > 1}
     return [
         replace(
             one,
             place=ranked.index(one) + 1 if one.is_ranked else None,
             differing={name: one.settings.get(name) for name in differing},
+            software={name: version for name, version in _versions(one.provenance).items() if name in several},
         )
         for one in [*ranked, *others]
     ]
+
+
+def _versions(provenance: Provenance) -> dict[str, str]:
+    """Return the versions of Python and of packages; that of Paceline with the digest of its sources."""
+    found = {"Python": provenance.python} | {name: own or "unknown" for name, own in provenance.versions.items()}
+    if provenance.sources and "paceline" in found:
+        found["paceline"] += f" (sources {provenance.sources})"
+    return found

@@ -216,6 +216,7 @@ TRAINING_FIGURES: tuple[Figure[Any], ...] = (
     ),
     figure_of_candidate("test_loss", terminal=InTerminal("test loss", 5)),
     figure_of_candidate("test_accuracy", terminal=InTerminal("test accuracy", 10, "half width")),
+    figure_of_candidate("noise_scale", terminal=InTerminal("noise scale", 9)),
     _estimate(
         "equal_time_loss",
         heading="Loss at equal time",

@@ -39,7 +39,8 @@ LARGE_BATCH_FIGURES: tuple[Figure[Any], ...] = (
         key="lost",
         heading="Over the reference",
         format=POINTS,
-        definition="Test accuracy minus that of the reference batch, in percentage points, paired by seed. From three "
+        definition="Test accuracy minus that of the reference batch, in percentage points, paired by seed: the median "
+        "of the differences, which may deviate from the difference of the medians. From three "
         "seeds on it has a 95% interval, which includes the sampling error of the test data. About one interval in 20 "
         "does not contain the true difference.",
         is_estimate=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.analysis.race.runs import RaceRun
-from paceline.formatting import ACCURACY, LOSS, TENTHS, TIMES, WHOLE
+from paceline.formatting import ACCURACY, LOSS, SECONDS, TENTHS, WHOLE
 from paceline.records.writer import json_safe
 from paceline.report.figures.figure import Figure, InTerminal, csv_values, json_values
 
@@ -13,7 +13,7 @@ RACE_FIGURES: tuple[Figure[RaceRun], ...] = (
     Figure(
         key="train_s",
         heading="Training time",
-        format=TIMES,
+        format=SECONDS,
         definition="Time of the race: from the first step to the end of the step whose evaluation reached the target. "
         "It is the wall time of the steps on the slowest rank; evaluations, and what Paceline records between groups "
         "of steps, are left out. A run that missed the target has none.",
@@ -23,14 +23,14 @@ RACE_FIGURES: tuple[Figure[RaceRun], ...] = (
     Figure(
         key="with_compile_s",
         heading="Training + compiling",
-        format=TIMES,
+        format=SECONDS,
         definition="Training time plus the time of compiling the model or preparing its kernels before the first step.",
         terminal=InTerminal("+ compiling", 9),
     ),
     Figure(
         key="total_s",
         heading="Total time",
-        format=TIMES,
+        format=SECONDS,
         definition="Time from the launch of the ranks to the end of the evaluation that reached the target: starting "
         "processes, importing torch, reading data, compiling, training and evaluations.",
         terminal=InTerminal("total", 9),
@@ -38,20 +38,20 @@ RACE_FIGURES: tuple[Figure[RaceRun], ...] = (
     Figure(
         key="start_up_s",
         heading="Start-up",
-        format=TIMES,
+        format=SECONDS,
         definition="Part of the total time before the first step, compiling included.",
         terminal=InTerminal("start-up", 5),
     ),
     Figure(
         key="compile_s",
         heading="Compiling",
-        format=TIMES,
+        format=SECONDS,
         definition="Part of the start-up in which the model was compiled or its kernels were prepared.",
     ),
     Figure(
         key="evaluation_s",
         heading="Evaluations",
-        format=TIMES,
+        format=SECONDS,
         definition="Time of all evaluations until the target was reached; of a run that missed it, of all.",
         terminal=InTerminal("evaluations", 4),
     ),
@@ -92,7 +92,7 @@ RACE_FIGURES: tuple[Figure[RaceRun], ...] = (
     Figure(
         key="trained_s",
         heading="Trained",
-        format=TIMES,
+        format=SECONDS,
         definition="Training time of the whole run, also of one that missed the target.",
     ),
 )

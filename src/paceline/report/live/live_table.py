@@ -138,15 +138,7 @@ class LiveTable:
         if not self._console.is_terminal:
             yield
             return
-        progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
+        progress = make_progress(self._console)
         proving = stage == "proof"
         self._current = progress.add_task("starting ranks", total=None if proving else steps, unit="steps")
         title = stage if proving else f"{stage} of {self._repeats}"
@@ -213,6 +205,21 @@ class LiveTable:
 
     def _print(self, text: str) -> None:
         print_line(self._console, text)
+
+
+def make_progress(console: Console, *, transient: bool = False) -> Progress:
+    """Return the progress bars of runs and steps; where the console is not a terminal, they show nothing."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=transient,
+        disable=not console.is_terminal,
+    )
 
 
 def format_plan(design: Design, candidates: Sequence[str], config: RunConfig, repeats: str) -> str:

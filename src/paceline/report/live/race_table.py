@@ -10,12 +10,12 @@ from functools import partial
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.race.race import race
 from paceline.config import RunConfig
-from paceline.formatting import NOTHING, number, percent, seconds, short
-from paceline.records.events import RUN_EVENTS, EvaluationEvent, LogEvent, StartEvent
+from paceline.formatting import NOTHING, number, percent, race_seconds, short
+from paceline.records.events import RUN_EVENTS, CompilingEvent, EvaluationEvent, LogEvent, StartEvent
 from paceline.records.experiment.design import Design, RaceDesign
-from paceline.records.schema import EVENTS_FILE
-from paceline.report.live.live_table import POLL_S, LiveTable, ShownRun
-from paceline.report.live.run import Display, EventTail
+from paceline.records.schema import EVENTS_FILE, steps_file
+from paceline.report.live.live_table import POLL_S, LiveTable, ShownRun, make_progress
+from paceline.report.live.run import Display, EventTail, Tail
 from paceline.report.race_verdict import format_accuracy, format_run
 
 HEADINGS = ("epoch", "rank", "validation loss", "validation accuracy", "learning rate", "wall time")
@@ -24,7 +24,7 @@ ALL_RANKS = "all"
 
 
 class RaceLiveTable(LiveTable):
-    """Live display of a race; it prints lines, also where the console is not a terminal."""
+    """Live display of a race: a line per evaluation. A terminal also has a bar below them, with the steps so far."""
 
     _target = 0.0
     _runs = 0
@@ -45,24 +45,33 @@ class RaceLiveTable(LiveTable):
     @contextmanager
     def launch(self, stage: str, schedule: Sequence[ShownRun], steps: int | None) -> Iterator[None]:
         """Print the evaluations of a run while the context is open."""
-        del steps
-        self._display = Display(partial(self._follow_run, stage, schedule[0]))
+        self._display = Display(partial(self._follow_run, stage, schedule[0], steps))
         with self._display:
             yield
 
-    def _follow_run(self, stage: str, run: ShownRun, stop: threading.Event) -> None:
-        self._print(f"{stage.replace('repeat', 'run')} of {self._runs}")
+    def _follow_run(self, stage: str, run: ShownRun, total: int | None, stop: threading.Event) -> None:
+        title = f"{stage.replace('repeat', 'run')} of {self._runs}"
+        self._print(title)
         self._print("  ".join(HEADINGS))
         rows = EvaluationRows()
-        events = EventTail(run.folder / EVENTS_FILE)
-        stopped = False
-        while not stopped:
-            stopped = stop.wait(POLL_S)
-            for event in events.new_events(RUN_EVENTS):
-                for row in rows.rows_of(event):
-                    self._print(
-                        "  ".join(f"{text:>{len(heading)}}" for text, heading in zip(row, HEADINGS, strict=True))
-                    )
+        events, steps = EventTail(run.folder / EVENTS_FILE), Tail(run.folder / steps_file(0))
+        with make_progress(self._console, transient=True) as progress:
+            bar = progress.add_task(f"{title}: starting ranks", total=total, unit="steps")
+            stopped = False
+            while not stopped:
+                stopped = stop.wait(POLL_S)
+                for event in events.new_events(RUN_EVENTS):
+                    if isinstance(event, CompilingEvent):
+                        progress.update(bar, description=f"{title}: compiling")
+                    elif isinstance(event, StartEvent):
+                        progress.update(bar, description=f"{title}: training", total=event.steps or total)
+                    for row in rows.rows_of(event):
+                        self._print(_format_row(row))
+                progress.advance(bar, sum(not line.startswith("step") for line in steps.new_lines()))
+
+
+def _format_row(row: Sequence[str]) -> str:
+    return "  ".join(f"{text:>{len(heading)}}" for text, heading in zip(row, HEADINGS, strict=True))
 
 
 class EvaluationRows:
@@ -92,7 +101,7 @@ class EvaluationRows:
         if event.step is not None and self._epoch_steps:
             epoch = short(event.step / self._epoch_steps, 3)
         rate = NOTHING if self._rate is None else short(self._rate, 3)
-        end = (rate, seconds(self._before_s + event.time_s))
+        end = (rate, race_seconds(self._before_s + event.time_s))
         rows: list[tuple[str, ...]] = [(epoch, ALL_RANKS, number(event.test.loss), percent(event.test.accuracy), *end)]
         if event.step is not None and event.step == self._tested_step:  # With --eval-ranks, the last is there twice.
             rows = []

@@ -35,15 +35,18 @@ def header_context(comparison: Comparison, verdict: str) -> dict[str, Any]:
     }
 
 
-def run_facts(record_set: RecordSet, *, with_steps: bool = True) -> list[str]:
-    """Return facts about the runs: devices and steps, if all have the same, repeats and time."""
+def run_facts(record_set: RecordSet, *, with_steps: bool = True, noun: str = "repeat") -> list[str]:
+    """Return facts about the runs: devices and steps, if all have the same, repeats and time.
+
+    `noun` is the word for a repeat.
+    """
     topologies = [entry.run.topology for entry in record_set.runs]
     devices = {f"{topology.device} ({topology.backend})" for topology in topologies if topology.exchanges}
     steps = {entry.run.summary.steps for entry in record_set.runs if entry.run.summary} if with_steps else set()
     return [
         *([devices.pop()] if len(devices) == 1 else []),
         *([plural(steps.pop(), "step")] if len(steps) == 1 else []),
-        plural(len({entry.repeat for entry in record_set.runs}), "repeat"),
+        plural(len({entry.repeat for entry in record_set.runs}), noun),
         *[when for one in record_set.provenances[:1] if (when := format_date(one.time))],
     ]
 

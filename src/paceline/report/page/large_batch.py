@@ -8,7 +8,7 @@ from typing import Any
 from paceline.analysis.large_batch.results import LargeBatches, LargeBatchRow
 from paceline.errors import DivergenceError
 from paceline.formatting import whole
-from paceline.report.definitions import COMPARISON_TERMS, TERMS
+from paceline.report.definitions import BATCH_TERM, COMPARISON_TERMS, REMEDIES_TERM, SEED_TERM, TERMS
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.figure import definitions
 from paceline.report.figures.large_batch import LARGE_BATCH_FIGURES
@@ -26,7 +26,10 @@ from paceline.report.plots.validation import validation
 from paceline.report.terminal.large_batch import warnings
 
 LARGE_BATCH_DEFINITIONS = definitions(
-    TERMS, LARGE_BATCH_FIGURES, [term for term in COMPARISON_TERMS if term.key == "wall"]
+    [REMEDIES_TERM, BATCH_TERM, SEED_TERM],
+    [term for term in TERMS if term.key in ("interval", "rank")],
+    LARGE_BATCH_FIGURES,
+    [term for term in COMPARISON_TERMS if term.key == "wall"],
 )
 """Definitions on the page, by key."""
 CAPTION = (
@@ -65,7 +68,7 @@ def _context(found: LargeBatches) -> dict[str, Any]:
         **header,
         # A divergence is a result, which the table shows.
         "failures": [event for event in header["failures"] if event.kind != DivergenceError.__name__],
-        "facts": [*facts(found), *run_facts(found.record_set, with_steps=False)],
+        "facts": [*facts(found), *run_facts(found.record_set, with_steps=False, noun="seed")],
         "sentences": others,
         "notes": warnings(found),
         "remedies": remedy_notes(found),
@@ -83,14 +86,15 @@ def _table(found: LargeBatches) -> PageTable:
     return PageTable(
         "large-batch",
         "Table of batches and remedies",
-        "Batch and remedies",
+        REMEDIES_TERM.term,
         [_row(row) for row in found.rows],
         page_columns(LARGE_BATCH_FIGURES, found.rows),
+        REMEDIES_TERM.key,
         classes="wide",
     )
 
 
 def _row(row: LargeBatchRow) -> PageRow:
     classes = "unmeasured" if row.accuracy is None else row.row.candidate.role
-    label = RowLabel("Batch", "batch", whole(row.batch))
+    label = RowLabel("Batch", BATCH_TERM.key, whole(row.batch))
     return PageRow(row.row.candidate.name, (label,), classes, row_outcome(row), "bad")

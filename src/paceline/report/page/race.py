@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.analysis.race.race import Race
 from paceline.formatting import plural, whole
-from paceline.report.definitions import TERMS
+from paceline.report.definitions import RUN_TERM, SEED_TERM
 from paceline.report.figures.columns import page_columns
 from paceline.report.figures.figure import definitions
 from paceline.report.figures.race import RACE_FIGURES
@@ -21,11 +21,11 @@ from paceline.report.plots.race import race_figure
 from paceline.report.race_verdict import format_outcome, race_rules, sentences
 from paceline.report.run_description import on_hosts
 
-RACE_DEFINITIONS = definitions(TERMS, RACE_FIGURES)
+RACE_DEFINITIONS = definitions([RUN_TERM, SEED_TERM], RACE_FIGURES)
 """Definitions on the page, by key."""
 CAPTION = (
-    "One line per run, one point per evaluation. Dashed line: the target. Disc: target reached. Cross and dotted line: "
-    "target missed."
+    "One line per run, one point per evaluation, and the number of the run at its end. Dashed line: the target. Disc: "
+    "target reached. Cross and dotted line: target missed."
 )
 
 
@@ -52,7 +52,12 @@ def _context(race: Race) -> dict[str, Any]:
     batch = [] if design.batch is None else [f"global batch {whole(design.batch)}"]
     return {
         **header_context(race.comparison, verdict),
-        "facts": [f"{plural(design.ranks, 'rank')}{on_hosts(design)}", *batch, *run_facts(race.record_set)],
+        "facts": [
+            race.record_set.candidates[0].name,
+            f"{plural(design.ranks, 'rank')}{on_hosts(design)}",
+            *batch,
+            *run_facts(race.record_set, noun="run"),
+        ],
         "sentences": others,
         "notes": race.comparison.warnings,
         "rules": race_rules(design),
@@ -70,11 +75,11 @@ def _table(race: Race) -> PageTable:
     return PageTable(
         "race-runs",
         "Table of runs",
-        "Strategy",
+        "Run",
         [
             PageRow(
-                race.record_set.candidates[0].name,
-                (RowLabel("Run", "repeat", str(run.number)), RowLabel("Seed", "repeat", str(run.seed))),
+                str(run.number),
+                (RowLabel("Seed", SEED_TERM.key, str(run.seed)),),
                 "" if run.outcome == "reached" else "unmeasured",
                 format_outcome(run),
                 "bad",
@@ -82,5 +87,6 @@ def _table(race: Race) -> PageTable:
             for run in race.runs
         ],
         page_columns(RACE_FIGURES, race.runs),
+        RUN_TERM.key,
         classes="wide",
     )

@@ -9,7 +9,7 @@ from paceline.analysis.large_batch.results import LargeBatches, LargeBatchRow
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import ACCURACY, LOSS, Unit, interval, whole
 from paceline.report.large_batch_verdict import row_name, row_outcome
-from paceline.report.plots.drawing import Json, axis, base_layout, plain, rounded, shortened
+from paceline.report.plots.drawing import Json, Panel, axis, base_layout, grid, plain, rounded, shortened
 from paceline.report.plots.palette import colours
 
 ROW_HEIGHT = 24
@@ -17,9 +17,13 @@ GAP = 0.7
 """Room between two batches, in rows."""
 EDGES = 96
 """Height of the axis and the margins, in pixels."""
-CHARACTER = 6.6
+CHARACTER = 7.2
 """Width of a character of a label, in pixels."""
 LONGEST_NARROW = 16
+ALONE = grid(1, 1, gap_x=0, gap_y=0)
+BESIDE = [Panel((0, 0.56), (0, 1)), Panel((0.62, 1), (0, 1))]
+BELOW = grid(2, 1, gap_x=0, gap_y=0.18)
+"""Panels of accuracies and of losses: one, both in a row, and both in a column on a narrow screen."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,9 @@ def large_batch_figure(found: LargeBatches) -> Json | None:
     return {
         "title": "Test accuracy and training loss by batch and remedies",
         "data": data,
-        "layout": _layout(places, labels, height, right=0.56 if losses else 1.0, has_losses=losses),
+        "layout": _layout(places, labels, height, BESIDE if losses else ALONE),
         "narrow": _layout(
-            places, [shortened(label, LONGEST_NARROW) for label in labels], height, right=1.0, has_losses=False
+            places, [shortened(label, LONGEST_NARROW) for label in labels], height, BELOW if losses else ALONE
         ),
     }
 
@@ -102,6 +106,7 @@ def _panel(found: LargeBatches, places: Sequence[_Place], tints: dict[str, str],
             "size": 10,
             "symbol": ["diamond" if place.row.is_reference else "circle" for place, _ in known],
         },
+        "cliponaxis": False,
         "hovertemplate": "%{text}<extra></extra>",
     }
     axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"} if number else {}
@@ -127,24 +132,24 @@ def _outcomes(places: Sequence[_Place]) -> list[Json]:
     ]
 
 
-def _layout(places: Sequence[_Place], labels: Sequence[str], height: int, *, right: float, has_losses: bool) -> Json:
+def _layout(places: Sequence[_Place], labels: Sequence[str], height: int, panels: Sequence[Panel]) -> Json:
     left = 12 + round(CHARACTER * max(map(len, labels)))
     rows: Json = {"range": [places[-1].y + 0.7, -0.7], "showgrid": False}
     named: Json = {"tickvals": [place.y for place in places], "ticktext": [plain(label) for label in labels]}
-    layout = base_layout(height, left=left) | {
+    accuracies, *losses = panels
+    is_below = bool(losses) and losses[0].x == accuracies.x
+    layout = base_layout(2 * height if is_below else height, left=left) | {
         "hovermode": "closest",
-        "xaxis": axis("test accuracy, %", domain=[0, right], range=[-2, 102], nticks=6),
-        "yaxis": axis(**rows, **named),
+        "xaxis": axis("test accuracy, %", domain=list(accuracies.x), anchor="y", range=[-2, 102], nticks=6),
+        "yaxis": axis(domain=list(accuracies.y), **rows, **named),
     }
-    if not has_losses:
-        hidden: Json = {"visible": False, "domain": [0.9999, 1]}
-        return layout | {"xaxis2": axis(**hidden), "yaxis2": axis(**rows, visible=False, anchor="x2")}
-    return layout | {
-        "xaxis2": axis(
-            "training loss, last epoch", domain=[right + 0.06, 1], rangemode="tozero", nticks=5, anchor="y2"
-        ),
-        "yaxis2": axis(**rows, showticklabels=False, anchor="x2"),
-    }
+    for panel in losses:
+        title = "training loss, last epoch"
+        layout["xaxis2"] = axis(title, domain=list(panel.x), anchor="y2", rangemode="tozero", nticks=5)
+        layout["yaxis2"] = axis(
+            domain=list(panel.y), anchor="x2", **rows, **(named if is_below else {"showticklabels": False})
+        )
+    return layout
 
 
 def _estimate(row: LargeBatchRow, key: str) -> Estimate | None:

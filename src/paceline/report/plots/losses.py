@@ -6,6 +6,7 @@ seeds, which is large, and hide the differences between strategies, which are sm
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ RATE_POINTS = 2 * LEAST_POINTS
 """Most points of the learning rate of one run: schedules are smooth, or have a few steps."""
 DASHES = {"candidate": "solid", "bound": "dot", "baseline": "dash"}
 FLATTENING = 20
-"""Ratio of the largest loss to the median from which the axis is logarithmic."""
+"""Ratio of the largest loss to the median, or of the peaks of learning rates, from which an axis is logarithmic."""
 RATE_SHARE, GAP = 0.2, 0.06
 """Height of the panel of the learning rate, and the gap above it, as shares of the plot."""
 
@@ -73,7 +74,7 @@ def losses(comparison: Comparison) -> Json | None:
     }
     if with_rates:
         layout["xaxis"]["anchor"] = "y2"
-        layout["yaxis2"] = axis("learning rate", nticks=3, rangemode="tozero", domain=[0, RATE_SHARE])
+        layout["yaxis2"] = _rate_scale(with_rates) | {"domain": [0, RATE_SHARE]}
     return {
         "title": "Training loss",
         "data": [
@@ -178,6 +179,17 @@ def _scale(curves: Sequence[_RunCurve]) -> Json:
         marks = ticks(min(values) / 1.1, max(values) * 1.1)
         return axis("training loss", type="log", tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
     return axis("training loss", nticks=6)
+
+
+def _rate_scale(curves: Sequence[_RunCurve]) -> Json:
+    """Return the axis of learning rates; LARS has one that is a thousand times as high as that of SGD."""
+    peaks = [peak for curve in curves if (peak := max(finite(curve.rates.rates), default=0.0)) > 0]
+    if not peaks or max(peaks) <= FLATTENING * min(peaks):
+        return axis("learning rate", nticks=3, rangemode="tozero")
+    low, high = math.log10(min(peaks)) - 0.4, math.log10(max(peaks)) + 0.2
+    marks = [10.0**exponent for exponent in range(math.ceil(low), math.floor(high) + 1)]
+    labels = [tick_label(mark) for mark in marks]
+    return axis("learning rate", type="log", range=[low, high], tickvals=marks, ticktext=labels)
 
 
 def _x_axes(curves: Sequence[_RunCurve], kept: Sequence[Sequence[int]], with_rates: Sequence[_RunCurve]) -> list[Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.analysis.race.race import Race
 from paceline.analysis.race.runs import RaceRun
 from paceline.formatting import SHORT_IN_PLOTLY, TIMES
-from paceline.report.plots.drawing import LINE, Json, axis, base_layout, hover_value, plain, rounded
+from paceline.report.plots.drawing import LABEL_SIZE, LINE, Json, axis, base_layout, hover_value, plain, rounded
 from paceline.report.plots.palette import colours
 from paceline.report.race_verdict import format_accuracy, format_outcome
 
@@ -70,12 +70,18 @@ def _ends(runs: list[RaceRun], colour: str) -> list[Json]:
             found.append(
                 {
                     "type": "scatter",
-                    "mode": "markers",
+                    "mode": "markers+text",
                     "x": rounded(point.train_s for point in ends),
                     "y": rounded(100 * (point.accuracy or 0) for point in ends),
-                    "text": [plain(f"run {run.number}: {format_outcome(run) or 'target reached'}") for run in own],
+                    "text": [str(run.number) for run in own],
+                    "textposition": "top center",
+                    "textfont": {"color": "@ink", "size": LABEL_SIZE},
+                    "cliponaxis": False,
+                    "customdata": [
+                        plain(f"run {run.number}: {format_outcome(run) or 'target reached'}") for run in own
+                    ],
                     "marker": {"color": colour, "size": size, "symbol": symbol},
-                    "hovertemplate": "%{text}<extra></extra>",
+                    "hovertemplate": "%{customdata}<extra></extra>",
                 }
             )
     return found

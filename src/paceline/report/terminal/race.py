@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -9,11 +10,12 @@ from rich.console import Console
 
 from paceline.analysis.race.leaderboard import Leaderboard, LeaderboardEntry, LeaderboardGroup
 from paceline.analysis.race.race import Race
-from paceline.formatting import NOTHING, seconds, whole
+from paceline.formatting import NOTHING, race_seconds, whole
 from paceline.records.events import FailureEvent, events_of
 from paceline.report.figures.columns import terminal_columns, text_column
 from paceline.report.figures.race import RACE_FIGURES, race_run_json
 from paceline.report.race_verdict import (
+    format_conditions,
     format_hardware,
     format_outcome,
     format_remark,
@@ -76,9 +78,9 @@ def print_leaderboard(found: Leaderboard, console: Console) -> None:
         columns = [
             text_column("place", [NOTHING if one.place is None else str(one.place) for one in group.entries]),
             text_column("race", [str(one.path) for one in group.entries]),
-            text_column("training", [seconds(one.race.score_s) for one in group.entries], 10),
+            text_column("training", [race_seconds(one.race.score_s) for one in group.entries], 10),
             *_compile_column(group),
-            text_column("total", [seconds(one.race.total_score_s) for one in group.entries], 9),
+            text_column("total", [race_seconds(one.race.total_score_s) for one in group.entries], 9),
             text_column("runs", [str(len(one.race.counted)) for one in group.entries], 8),
             text_column("missed", [str(one.race.misses) for one in group.entries], 7),
             text_column("strategy", [one.strategy for one in group.entries], 6),
@@ -87,9 +89,10 @@ def print_leaderboard(found: Leaderboard, console: Console) -> None:
         ]
         console.print(figure_table(columns, console.width, names=2))
         for one in group.entries:
-            about = [format_remark(one), format_settings(one.differing, ("strategy", "batch"))]
+            settings = format_settings(one.differing, ("strategy", "batch"))
+            about = [format_remark(one), settings, format_conditions(one)]
             if any(about):
-                print_line(console, f"  {one.path.name}: {'; '.join(filter(None, about))}")
+                print_line(console, f"  {one.path}: {'; '.join(filter(None, about))}")
         console.print()
     for sentence in leaderboard_sentences(found):
         print_line(console, sentence)
@@ -99,7 +102,9 @@ def print_leaderboard(found: Leaderboard, console: Console) -> None:
 
 def _compile_column(group: LeaderboardGroup) -> list[Any]:
     times = [one.race.with_compile_score_s for one in group.entries]
-    return [] if all(time is None for time in times) else [text_column("+ compiling", [seconds(t) for t in times], 9)]
+    return (
+        [] if all(time is None for time in times) else [text_column("+ compiling", [race_seconds(t) for t in times], 9)]
+    )
 
 
 def leaderboard_json(found: Leaderboard) -> dict[str, Any]:
@@ -138,5 +143,7 @@ def _entry_json(one: LeaderboardEntry) -> dict[str, Any]:
         "strategy": one.strategy,
         "batch": one.batch,
         "differing": msgspec.to_builtins(one.differing),
+        "software": one.software,
+        "other_load": None if one.load is None else asdict(one.load),
         "provenance": msgspec.to_builtins(one.provenance),
     }

@@ -25,7 +25,7 @@ from paceline.workloads.data.synthetic import Synthetic
 if TYPE_CHECKING:  # torch takes a second to import, and `prepare` does not need it
     from paceline.workloads.data.images import ImageSet
 
-__all__ = ["REGISTRY", "DataSet", "check", "default_data_dir", "is_augmented", "load", "prepare"]
+__all__ = ["REGISTRY", "DataSet", "check", "default_data_dir", "has_mirrors", "is_augmented", "load", "prepare"]
 
 
 class DataSet(Protocol):
@@ -33,6 +33,8 @@ class DataSet(Protocol):
 
     augmented: ClassVar[bool]
     """Whether its training images are augmented."""
+    mirrors: ClassVar[bool]
+    """Whether the mirror image of an image has the same class."""
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
         """Check the files in `data_dir` and download missing ones, without importing torch."""
@@ -54,6 +56,11 @@ REGISTRY: dict[str, type[DataSet]] = {
 def check(spec: str) -> None:
     """Raise if the name or an option of a data set is unknown; files are not read."""
     _parse(spec)
+
+
+def has_mirrors(spec: str) -> bool:
+    """Whether a mirror image of `spec` has the class of the image."""
+    return _parse(spec).mirrors
 
 
 def is_augmented(spec: str) -> bool:

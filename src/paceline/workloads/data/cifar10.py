@@ -41,6 +41,7 @@ class Cifar10:
     """CIFAR-10: photos in ten classes, 3x32x32; 50,000 for training (cropped, flipped), 10,000 for testing."""
 
     augmented: ClassVar[bool] = True
+    mirrors: ClassVar[bool] = True
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
         """Check the six files; extract missing ones from the archive, which is downloaded if necessary."""

@@ -32,6 +32,7 @@ class Digits:
     """Handwritten digits, 8x8 scaled up to 3x32x32: 1,437 for training, every fifth one (360) for testing."""
 
     augmented: ClassVar[bool] = False
+    mirrors: ClassVar[bool] = False
 
     def prepare(self, data_dir: Path, *, progress: bool) -> None:
         """Do nothing: the file is part of the package."""

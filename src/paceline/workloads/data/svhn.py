@@ -27,6 +27,7 @@ class Svhn:
     """Street View House Numbers, 3x32x32: 73,257 for training (cropped), 26,032 for testing."""
 
     augmented: ClassVar[bool] = True
+    mirrors: ClassVar[bool] = False
 
     extra: bool = False
     """Train also on the 531,131 easier samples, which follow the others."""

@@ -31,6 +31,7 @@ class Synthetic:
     """
 
     augmented: ClassVar[bool] = False
+    mirrors: ClassVar[bool] = True
 
     size: int = 10_000
     """Images for training."""
