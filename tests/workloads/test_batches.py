@@ -473,6 +473,16 @@ def test_an_iterable_draws_from_all_generators_by_seed_and_epoch() -> None:
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
+def test_steps_of_an_iterable_do_not_read_the_state_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading and writing it took 0.1 ms per step, although most iterables draw nothing."""
+    (source,) = sources([NUMBERS[:12]] * 4, 1)
+    steps = source.epoch(0)
+    next(steps)
+    monkeypatch.setattr(np.random, "get_state", None)
+    monkeypatch.setattr(np.random, "set_state", None)
+    assert len(list(steps)) == 3
+
+
 class RandomBatches(IterableDataset[Tensor]):
     """Global batches of random numbers."""
 
