@@ -1,18 +1,23 @@
-"""`data_parallel`: refused without several GPUs; left out of sets there; the gradient of the whole batch on several."""
+"""`data_parallel`: refused without several GPUs; left out of sets there; the losses of one GPU on several."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from cli.test_train import losses, train
 from paceline.comm import Comm
 from paceline.config import CompareConfig, RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.candidates import make_candidates, role_of
 from paceline.experiments.checks import check_strategy
 from paceline.launch.launcher_process import Shape
+from paceline.records import read_run
 from paceline.strategies.data_parallel import DataParallel
 from paceline.strategies.registry import create
 from paceline.training.sync import Sync
@@ -63,16 +68,25 @@ def test_attach_refuses_cpus(pool: Pool) -> None:
     assert "this run has none" in pool.run(attach_on_cpu, 1)[0]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_it_splits_over_all_gpus_and_gathers_on_its_own(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    wrapped: list[tuple[nn.Module, dict[str, Any]]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(nn, "DataParallel", lambda model, **how: wrapped.append((model, how)))
+    monkeypatch.setattr(DataParallel, "comm", SimpleNamespace(device=torch.device("cuda", first)))
+    model = nn.Linear(2, 2)
+    DataParallel().wrap(model)
+    others = [number for number in range(3) if number != first]
+    assert wrapped == [(model, {"device_ids": [first, *others], "output_device": first})]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_the_gradient_is_that_of_the_whole_batch() -> None:
-    device = torch.device("cuda", 0)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).double().to(device)
-    x, y = torch.randn(10, 8, dtype=torch.float64, device=device), torch.arange(10, device=device) % 3
-    F.cross_entropy(model(x), y).backward()
-    expected = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    F.cross_entropy(nn.DataParallel(model)(x), y).backward()
-    for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
+def test_its_losses_are_those_of_one_gpu(tmp_path: Path) -> None:
+    """By `sync.model` and `sync.step`, over several steps of a batch that does not divide."""
+    found = []
+    for strategy in ("single", "data_parallel"):
+        what = ("cnn", "--strategy", strategy, "--ranks", "1", "--batch", "31", "--steps", "10", "--lr", "0.02")
+        train(*what, "--device", "cuda", "--precision", "fp64", "--out", str(tmp_path / strategy))
+        found.append(losses(read_run(tmp_path / strategy)))
+    assert found[1] == pytest.approx(found[0], rel=1e-9)

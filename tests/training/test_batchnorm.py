@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from device_operations import kernels_of
 from paceline.comm import Comm
 from paceline.errors import WorkloadError
 from paceline.strategies.registry import create
@@ -407,3 +408,46 @@ def train_other_layers(comm: Comm) -> str:
 def test_sync_of_different_layers_is_refused(pool: Pool) -> None:
     for rank, message in enumerate(pool.run(train_other_layers, 2)):
         assert f"while rank {rank} is in branches.{rank}, another rank is in another layer" in message
+
+
+def many_buffers(layers: int) -> tuple[nn.Module, UpdatedBuffers]:
+    model = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(layers)])
+    none: Any = None  # Copies need no other ranks.
+    return model, UpdatedBuffers(model, none)
+
+
+def test_a_step_copies_all_buffers_into_the_memory_of_the_one_before() -> None:
+    counts = []
+    for layers in (2, 20):
+        _, buffers = many_buffers(layers)
+        buffers.keep()
+        kept = dict(buffers._kept)
+        counts.append(kernels_of(buffers.keep))
+        assert all(buffers._kept[name] is copy for name, copy in kept.items())
+    assert counts[0] == counts[1], "the kernels of a step depend on the number of buffers"
+
+
+def test_buffers_that_are_kept_are_those_of_the_last_step() -> None:
+    model, buffers = many_buffers(2)
+    for step in range(3):
+        buffers.keep()
+        expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        model(torch.randn(5, 4) + step)
+        buffers.restore()
+        for name, buffer in model.named_buffers():
+            assert torch.equal(buffer, expected[name]), name
+        model(torch.randn(5, 4))
+
+
+def test_buffers_that_are_replaced_are_kept_in_their_new_layout() -> None:
+    model, buffers = many_buffers(1)
+    buffers.keep()
+    model[0].running_mean = torch.arange(6.0)
+    model[0].running_var = torch.ones(4, dtype=torch.float64)
+    buffers.keep()
+    with torch.no_grad():
+        model[0].running_mean.zero_()
+        model[0].running_var.zero_()
+    buffers.restore()
+    assert model[0].running_mean.tolist() == [0, 1, 2, 3, 4, 5]
+    assert model[0].running_var.tolist() == [1, 1, 1, 1]

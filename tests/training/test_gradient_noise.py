@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from device_operations import without_waiting
 from paceline.comm.group import Comm
 from paceline.records.events import NoiseFigures
 from paceline.strategies.base.scaling import StepSkipper
@@ -68,7 +69,8 @@ def measure(comm: Comm, strategy: str, micro_batches: int, skipped: int = -1) ->
                     if step == skipped and comm.rank == 0:
                         loss = loss * math.nan
                     (loss if skipper is None else skipper.scale(loss)).backward()
-            sync.noise.end_backward(skipper)
+            with without_waiting():
+                sync.noise.end_backward(skipper)
             before = sync.skipped_steps
             sync.step(1e-3, skipper) if skipper is not None else sync.step(1e-3)
             sample = sync.noise.end_step()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from paceline.workloads import sampler as sampler_module
 from paceline.workloads.sampler import Sampler, split
 
 SIZES = st.integers(1, 300)
@@ -118,3 +121,19 @@ def test_a_global_batch_is_the_same_on_any_number_of_ranks(size: int, batch: int
         for whole, indices in zip(alone, shared, strict=False):
             pieces = [indices[part.start : part.stop] for part in split(len(indices), ranks)]
             assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_the_order_of_an_epoch_goes_to_a_gpu_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from ordinary memory would wait for all earlier steps."""
+    copied: list[Tensor] = []
+
+    def copy_to_gpu(tensor: Tensor, device: torch.device) -> Tensor:
+        assert device == torch.device("cuda", 0)
+        copied.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(sampler_module, "copy_to_gpu", copy_to_gpu)
+    sampler = Sampler(10, 4, 0)
+    on_gpu = list(sampler.batches(2, torch.device("cuda", 0), skip=4))
+    assert [one.tolist() for one in on_gpu] == [one.tolist() for one in sampler.batches(2, skip=4)]
+    assert [len(one) for one in copied] == [6], "all batches are copied at once"

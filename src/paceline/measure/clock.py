@@ -91,7 +91,10 @@ class CudaClock(Clock):
         self._anchored_s = time.perf_counter()
 
     def mark(self) -> torch.cuda.Event:
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        try:  # Threads of Gloo mark times too, so a test for events before `pop` could find the last one taken.
+            event = self._free.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

@@ -63,7 +63,7 @@ class UpdatedBuffers:
         """Names of the buffers that change and have the same layout on all ranks."""
         self._updated_bytes = 0
         self._kept: dict[str, Tensor] = {}
-        """Copies of the buffers, made by `keep`."""
+        """Copies of the buffers, made by `keep`, which uses their memory again in each step."""
         self._difference = ""
         """First difference between the ranks' layouts at the last search; empty if there was none."""
 
@@ -109,7 +109,21 @@ class UpdatedBuffers:
 
     def keep(self) -> None:
         """Copy all buffers of this rank, so that `restore` can undo a step."""
-        self._kept = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
+        present, before = self._buffers(), self._kept
+        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # One kernel copies those of one dtype.
+        self._kept = {}
+        for name, buffer in present.items():
+            kept = before.get(name)
+            if kept is None or not _are_alike(kept, buffer):
+                self._kept[name] = buffer.detach().clone()
+                continue
+            self._kept[name] = kept
+            copies, buffers = by_dtype.setdefault(buffer.dtype, ([], []))
+            copies.append(kept)
+            buffers.append(buffer)
+        with torch.no_grad():
+            for copies, buffers in by_dtype.values():
+                torch._foreach_copy_(copies, buffers)
 
     def restore(self) -> None:
         """Give the buffers of this rank the values that they had when `keep` was called.
@@ -119,7 +133,7 @@ class UpdatedBuffers:
         """
         for name, buffer in self._buffers().items():
             kept = self._kept.get(name)
-            if kept is None or (kept.shape, kept.dtype, kept.device) != (buffer.shape, buffer.dtype, buffer.device):
+            if kept is None or not _are_alike(kept, buffer):
                 continue
             if not torch.equal(kept, buffer):
                 buffer.detach().copy_(kept)
@@ -189,9 +203,7 @@ class UpdatedBuffers:
 
     def _is_changed(self, name: str, buffers: Mapping[str, Tensor]) -> bool:
         before, now = self._before.get(name), buffers[name]
-        if before is None or (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
-            return True
-        return not torch.equal(before, now)
+        return before is None or not _are_alike(before, now) or not torch.equal(before, now)
 
     def _tensors(self) -> list[Tensor]:
         buffers = self._buffers()
@@ -212,6 +224,10 @@ class _BufferState(msgspec.Struct, frozen=True, array_like=True):
 
     layout: TensorLayout
     is_changed: bool
+
+
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def _kinds(buffers: Mapping[str, Tensor]) -> list[_Kind]:

@@ -43,18 +43,22 @@ def evaluation_mode(model: nn.Module, config: RunConfig, device: torch.device) -
 
 def evaluate(model: nn.Module, workload: Workload, source: Source, config: RunConfig, comm: Comm | None) -> Evaluation:
     """Evaluate the model on this rank's share of `source`; given a `comm`, sum over its ranks."""
-    loss = samples = correct = 0.0
+    # The sums stay on the device, so that no batch waits for the one before.
+    loss, correct = (torch.zeros((), dtype=dtype, device=source.share.device) for dtype in (torch.float64, torch.int64))
+    samples = 0
     counted = workload.correct is not None
     with evaluation_mode(model, config, source.share.device):
         for micro_batches in source.epoch(None):
             for micro_batch in micro_batches:
                 outcome = workload.test_forward(model, source.fetch(micro_batch), config.tta)
                 batch_correct = workload.count_correct(outcome)
-                loss += float(outcome.loss) * micro_batch.samples
-                correct += 0 if batch_correct is None else int(batch_correct)
+                loss.add_(outcome.loss.detach().double().reshape(()), alpha=micro_batch.samples)
+                if batch_correct is not None:
+                    correct.add_(torch.as_tensor(batch_correct).long().reshape(()))
                 samples += micro_batch.samples
-    totals = torch.tensor([loss, samples, correct], dtype=torch.float64)
-    loss, samples, correct = (comm.control.sum(totals) if comm else totals).tolist()
-    if samples == 0:
+    totals = torch.tensor([float(loss), samples, float(correct)], dtype=torch.float64)
+    loss_sum, samples_sum, correct_sum = (comm.control.sum(totals) if comm else totals).tolist()
+    if samples_sum == 0:
         return Evaluation(loss=float("nan"), accuracy=None, samples=0)
-    return Evaluation(loss=loss / samples, accuracy=correct / samples if counted else None, samples=int(samples))
+    accuracy = correct_sum / samples_sum if counted else None
+    return Evaluation(loss=loss_sum / samples_sum, accuracy=accuracy, samples=int(samples_sum))

@@ -62,7 +62,12 @@ class NoiseSample:
     small: Tensor | None = None
     means: list[Tensor] = field(default_factory=list)
     cost_s: float = 0.0
-    """Seconds that this rank spent on it."""
+    """Seconds that this rank's host spent on it.
+
+    On a GPU that is the time to start the kernels, not to run them: some microseconds per parameter, in which a GPU
+    computes the norm of millions of numbers. So it is too small for models whose average parameter is larger, and too
+    large where the GPU, not the host, limits the speed. Events around each kernel would cost more than the kernels.
+    """
 
     def read(self) -> NoiseShare:
         """Return the figures; waits for the device."""
@@ -155,8 +160,9 @@ class NoiseSampler:
         self._hooks = []
         if self._parts:
             factors = [samples / weight**2 for samples, weight, _ in self._parts]
-            squares = torch.stack([square for _, _, square in self._parts])
-            sample.small = (squares * squares.new_tensor(factors)).sum() / current_scale(scaler) ** 2
+            # A tensor of the factors would be copied from the host, which would wait for the whole backward pass.
+            squares = torch._foreach_mul([square for _, _, square in self._parts], factors)
+            sample.small = torch.stack(squares).sum() / current_scale(scaler) ** 2
         self._parts = []
         sample.cost_s += time.perf_counter() - start
 
@@ -240,5 +246,5 @@ def _norm(gradient: Tensor) -> Tensor:
 def _sum_of_squares(norms: Sequence[Tensor]) -> Tensor:
     """Return the sum of the squares of some norms, in float64, on their device."""
     device = norms[0].device
-    squares: Tensor = torch.stack([norm.to(device, torch.float64) for norm in norms]).square()
+    squares: Tensor = torch.stack([norm.to(device) for norm in norms]).double().square()
     return squares.sum()

@@ -25,9 +25,9 @@ from paceline.workloads.data.images import ImageSet
 from paceline.workloads.gpu_copy import copy_to_gpu
 from paceline.workloads.loader_sampler import sampler_of_loader
 from paceline.workloads.position import START, Position
-from paceline.workloads.random_state import RandomState, kept_random_state, seeded
 from paceline.workloads.sampler import DrawnSampler, EpochPlan, Sampler, epoch_key, sampler_of_size, split
 from paceline.workloads.samples import ImageSamples, Samples, samples_of
+from paceline.workloads.separate_random_state import SeparateRandomState
 
 PROBES = 16
 """Samples that ranks read to find out whether they have the same data."""
@@ -472,15 +472,12 @@ class StreamSource(Source):
 
 def _iterate_with_rng(batches: Iterable[Any], key: int) -> Iterator[Any]:
     """Iterate with a separate random state, so that an iterable that shuffles does so equally on all ranks."""
-    end = object()
-    with seeded(key):
+    end, state = object(), SeparateRandomState(key)
+    with state.in_use():
         iterator = iter(batches)
-        state = RandomState.current()
     while True:
-        with kept_random_state():
-            state.restore()
+        with state.in_use():
             batch = next(iterator, end)
-            state = RandomState.current()
         if batch is end:
             return
         yield batch

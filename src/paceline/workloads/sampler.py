@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.errors import WorkloadError
 from paceline.formatting import whole
+from paceline.workloads.gpu_copy import copy_to_gpu
 from paceline.workloads.random_state import seeded
 
 
@@ -90,7 +91,8 @@ class Sampler:
         With a device, all of them are moved there at once: moving a few in each step would make the host wait for the
         GPU, which would then run out of work.
         """
-        order = self.order(epoch)[skip:].to(device)
+        order = self.order(epoch)[skip:]
+        order = copy_to_gpu(order, device) if device is not None and device.type == "cuda" else order.to(device)
         for step in range(self.steps_after(skip)):
             yield order[step * self.batch : (step + 1) * self.batch]
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.strategies.base.optimizer_state import clone_tensors, load_optimizer_state
+from paceline.training.optimizers.lamb import Lamb
 
 
 def loaded(saved: dict[str, dict[str, Any]], module: nn.Module, **options: Any) -> list[dict[str, Any]]:
@@ -65,6 +66,24 @@ def test_a_tensor_that_parameters_share_stays_shared() -> None:
     step = torch.tensor(3.0)
     weight, bias = loaded({"weight": {"step": step}, "bias": {"step": step}}, nn.Linear(2, 3))
     assert weight["step"] is bias["step"] is not step
+
+
+@pytest.mark.parametrize(
+    ("make", "device"),
+    [
+        (lambda p: torch.optim.Adam(p), "cpu"),
+        (lambda p: torch.optim.Adafactor(p), "cpu"),
+        (lambda p: torch.optim.Adam(p, capturable=True), "meta"),
+        (lambda p: Lamb(p), "meta"),
+    ],
+    ids=["adam", "adafactor", "capturable", "lamb"],
+)
+def test_step_counts_are_where_the_optimiser_keeps_them(make: Any, device: str) -> None:
+    """A count in main memory would be a constant of a CUDA graph, and the rest of LAMB's state is on the device."""
+    weight = nn.Parameter(torch.empty(3, device="meta"))
+    optimizer = make([weight])
+    load_optimizer_state(optimizer, [("weight", weight)], {"weight": {"step": torch.tensor(3.0)}})
+    assert optimizer.state[weight]["step"].device.type == device
 
 
 def test_clones_share_memory_as_before() -> None:

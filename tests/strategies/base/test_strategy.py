@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from paceline.comm import Comm, close_comm, open_comm
 from paceline.comm.shared_memory.host_memory import MEMFD_NAME
 from paceline.errors import WorkloadError
-from paceline.strategies.base.strategy import Role, Strategy
+from paceline.strategies.base import strategy as strategy_module
+from paceline.strategies.base.strategy import AfterBackward, Role, Strategy
 from paceline.strategies.registry import ENTRIES, create
 from paceline.training.sync import Sync
 from ranks import Pool, RankFailed, release_in_background, wait_for_released_groups
@@ -32,6 +34,7 @@ ALL = [
     *with_options(EXCHANGING, SMALL),
     "ddp:overlap=false",
 ]
+AFTER_BACKWARD = [name for name in ENTRIES if isinstance(create(name), AfterBackward)]
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -219,6 +222,35 @@ def named_unused(comm: Comm) -> None:
     model = Branching(used=True)
     sync = Sync(model, sgd, create("allreduce"), comm, "local")
     train(sync, 1)
+
+
+def without_flat_views(comm: Comm, text: str) -> tuple[list[Tensor], str]:
+    """Train on one rank, which sends nothing, so its gradients stay as they are; then leave parameters unused."""
+    torch.manual_seed(0)
+    model = Branching(used=True)
+    sync = Sync(model, sgd, create(text, allow_unused=True), comm, "local")
+    with patch.object(strategy_module, "flat_view", side_effect=AssertionError("a view is made")):
+        train(sync, 2)
+    sync.strategy.allow_unused = False
+    with pytest.raises(WorkloadError) as caught:
+        train(sync, 1)
+    sync.detach()
+    return [parameter.detach() for parameter in model.parameters()], caught.value.message
+
+
+@pytest.mark.parametrize("text", AFTER_BACKWARD)
+def test_one_rank_only_checks_its_gradients(pool: Pool, text: str) -> None:
+    ((weights, message),) = pool.run(without_flat_views, 1, text)
+    torch.manual_seed(0)
+    model = Branching(used=True)
+    optimizer = sgd(model.parameters())
+    for step in range(2):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(weights, [parameter.detach() for parameter in model.parameters()])
+    assert message == "2 parameters got no gradient on rank 0: never.weight, never.bias."
 
 
 def sparse(comm: Comm) -> str:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from paceline.comm import Comm
 from paceline.errors import CheckpointError, UsageError
 from paceline.strategies.registry import create
+from paceline.training.checkpoints import capture
+from paceline.training.checkpoints.storage.load import load
 from paceline.training.sync import Restored, Sync
 from paceline.workloads.sampler import split
 from ranks import Pool
@@ -225,3 +227,38 @@ def test_random_numbers_go_on(pool: Pool, tmp_path: Path) -> None:
     for expected, found in both:
         assert found == expected
     assert both[0][0][-1] != both[1][0][-1], "ranks have different ones"
+
+
+def saved_on_a_gpu(comm: Comm, folder: Path, as_before: bool) -> None:
+    """Save with the settings that are chosen for a GPU; `as_before`: as earlier versions did, which kept them."""
+    sync = Sync(make_model(), adamw, create("ddp"), comm, "sync")
+    train(sync, 0, 1)
+    sync.optimizer.param_groups[0].update(lr=0.25, capturable=True, foreach=True, fused=False)
+    present = capture.IMPLEMENTATION
+    if as_before:
+        capture.IMPLEMENTATION = frozenset()
+    sync.save(folder)
+    capture.IMPLEMENTATION = present
+    sync.close()
+
+
+def settings_after_restoring(comm: Comm, folder: Path) -> dict[str, Any]:
+    """Restore and train a step, which fails on a CPU if the optimiser is `capturable`; return its settings."""
+    sync = Sync(make_model(), adamw, create("ddp"), comm, "sync")
+    (group,) = sync.optimizer.param_groups
+    group.update(fused=True)
+    sync.restore(folder)
+    train(sync, 1, 1)
+    sync.close()
+    return {key: group[key] for key in ("lr", "capturable", "foreach", "fused")}
+
+
+@pytest.mark.parametrize("as_before", [True, False])
+def test_the_implementation_of_the_optimiser_is_that_of_the_run(pool: Pool, tmp_path: Path, as_before: bool) -> None:
+    pool.run(saved_on_a_gpu, 2, tmp_path, as_before)
+    (group,) = load(tmp_path / "step-00000001").param_groups
+    assert group.keys() & {"capturable", "foreach", "fused"} == (
+        {"capturable", "foreach", "fused"} if as_before else set()
+    )
+    expected = {"lr": 0.25, "capturable": False, "foreach": None, "fused": True}
+    assert pool.run(settings_after_restoring, 2, tmp_path) == [expected] * 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from device_operations import kernels_of
 from paceline.training.optimizers.lamb import Lamb
 from paceline.training.optimizers.lars import Lars
 from paceline.training.optimizers.muon import Muon, orthogonalise
@@ -163,6 +164,40 @@ def test_parameters_may_be_stepped_apart(make: Callable[[Any], torch.optim.Optim
             weight.grad = None
     for weight, other in zip(parts, expected, strict=True):
         torch.testing.assert_close(weight.detach(), other, rtol=1e-12, atol=0)
+
+
+def layers_and_others(layers: int) -> list[nn.Parameter]:
+    """Return the parameters of layers of the same shape, each with a bias and two parameters of a normalisation."""
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape)) for _ in range(layers) for shape in [(8, 4, 3, 3), (8,), (8,), (8,)]]
+
+
+@pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)], ids=["number", "tensor"])
+@pytest.mark.parametrize(
+    ("name", "layer", "other"), [("lars", 1, 0), ("nesterov", 1, 0), ("lamb", 2, 1), ("muon", 22, 1)]
+)
+def test_a_step_starts_few_kernels_and_waits_for_none(name: str, layer: int, other: int, rate: float | Tensor) -> None:
+    """`layer` and `other` are the kernels of a parameter; all others process many parameters at once."""
+    few, many = (stepped(name, layers, rate) for layers in (3, 12))
+    assert many - few <= 9 * (layer + 3 * other), "9 layers more"
+    assert many <= 12 * (layer + 3 * other) + 35
+
+
+def stepped(name: str, layers: int, rate: float | Tensor) -> int:
+    """Return the kernels of the second step; check that it is the same for a learning rate in a tensor."""
+    expected, weights = layers_and_others(layers), layers_and_others(layers)
+    before, optimizer = (MAKERS[name](parameters) for parameters in (expected, weights))
+    before.param_groups[0]["lr"], optimizer.param_groups[0]["lr"] = float(rate), rate
+    kernels = 0
+    for _ in range(2):
+        for own, other in zip(weights, expected, strict=True):
+            own.grad = torch.randn_like(own)
+            other.grad = own.grad.clone()
+        before.step()
+        kernels = kernels_of(optimizer.step).total()
+    for own, other in zip(weights, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-7)
+    return kernels
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())

@@ -16,6 +16,8 @@ from paceline.comm.messages.nested_tensors import map_tensors, memory_key
 
 STEP = "step"
 """Key of the step count, which torch's optimisers keep in main memory unless they are fused or capturable."""
+IMPLEMENTATION = frozenset({"capturable", "foreach", "fused"})
+"""Settings by which a group of torch's optimisers chooses its implementation for a device. They change no result."""
 
 
 def clone_tensors(values: Any) -> Any:
@@ -48,11 +50,17 @@ def load_optimizer_state(
             optimizer.state.pop(parameter, None)
             continue
         group = groups.get(id(parameter), {})
-        step_device = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+        step_device = torch.device("cpu") if _counts_on_host(group) else parameter.device
         optimizer.state[parameter] = {
             key: _placed(value, parameter, step_device if key == STEP else parameter.device, copies)
             for key, value in saved[name].items()
         }
+
+
+def _counts_on_host(group: Mapping[str, Any]) -> bool:
+    """Return whether a group's step counts are in main memory. Those of optimisers that are not torch's are not."""
+    is_of_torch = not IMPLEMENTATION.isdisjoint(group)
+    return is_of_torch and not (group.get("fused") or group.get("capturable"))
 
 
 def _placed(values: Any, parameter: Tensor, device: torch.device, copies: dict[Any, Tensor]) -> Any:

@@ -290,8 +290,9 @@ class AfterBackward(Strategy):
         """Replace each gradient, a one-dimensional tensor, with its mean over the ranks, in place."""
 
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
-        gradients = self.gradients()
-        if self.comm.world_size > 1 and gradients:
+        if self.comm.world_size == 1:
+            self._check_all_used()
+        elif gradients := self.gradients():
             with torch.no_grad():  # backward(create_graph=True) makes gradients that require a gradient.
                 self.agree(gradients)
         self.update(max_norm, **scaler_argument(scaler))

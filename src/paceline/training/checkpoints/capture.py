@@ -16,6 +16,7 @@ from paceline.comm.messages.nested import NestedMessage, receive_nested
 from paceline.errors import CheckpointError
 from paceline.formatting import join_names, plural
 from paceline.records.checkpoint import RandomStateInfo
+from paceline.strategies.base.optimizer_state import IMPLEMENTATION
 from paceline.strategies.base.strategy import State
 from paceline.training.checkpoints.storage.contents import KEPT_HINT, ParamGroups
 from paceline.training.sync import Sync
@@ -58,10 +59,13 @@ def capture(sync: Sync, *, keeps_own_buffers: bool) -> Captured:
 
 
 def param_groups_of(sync: Sync) -> list[dict[str, Any]]:
-    """Return the settings of the optimiser's parameter groups."""
+    """Return the settings of the optimiser's parameter groups, but for the choice of an implementation.
+
+    That depends on the device: Adam with `capturable` fails on a CPU, and without it cannot be captured on a GPU.
+    """
     names = {id(parameter): name for name, parameter in sync.strategy.parameters}
     return [
-        {key: value for key, value in group.items() if key != "params"}
+        {key: value for key, value in group.items() if key != "params" and key not in IMPLEMENTATION}
         | {NAMES: [names.get(id(parameter), "") for parameter in group["params"]]}
         for group in sync.optimizer.param_groups
     ]
@@ -74,7 +78,7 @@ def load_param_groups(sync: Sync, groups: ParamGroups) -> list[str]:
         return ["the settings of the optimiser, because its parameter groups are others"]
     for group, kept in zip(sync.optimizer.param_groups, groups, strict=True):
         for key, value in kept.items():
-            if key == NAMES:
+            if key == NAMES or key in IMPLEMENTATION:  # Checkpoints of earlier versions have the latter.
                 continue
             if isinstance(group.get(key), Tensor):  # A learning rate on a GPU stays the tensor that graphs read.
                 group[key].fill_(value) if not isinstance(value, Tensor) else group[key].copy_(value)

@@ -19,9 +19,15 @@ def adam_steps(
     torch._foreach_lerp_(means, gradients, 1 - first)
     torch._foreach_mul_(squares, second)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
-    roots = torch._foreach_sqrt(torch._foreach_div(squares, [1 - second**count for count in counts]))
-    torch._foreach_add_(roots, group["eps"])
-    return list(torch._foreach_div(torch._foreach_div(means, [1 - first**count for count in counts]), roots))
+    # With bias corrections a and b, (m ÷ a) ÷ (√(v ÷ b) + eps) = m ÷ (eps · a + √v · a ÷ √b). They are computed as
+    # vectors over the parameters, so that only the sum in brackets takes a kernel per parameter.
+    steps = torch.stack(counts)
+    of_means, of_squares = 1 - first**steps, 1 - second**steps
+    dtype = weights[0].dtype
+    offsets = (group["eps"] * of_means).to(dtype).unbind()
+    factors = (of_means / of_squares.sqrt()).to(dtype).unbind()
+    roots = torch._foreach_sqrt(squares)
+    return list(torch._foreach_div(means, torch._foreach_addcmul(offsets, roots, factors)))
 
 
 def _state_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Any]:

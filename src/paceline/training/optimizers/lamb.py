@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.training.optimizers.adam import adam_steps
-from paceline.training.optimizers.layers import ParameterList, is_scaled, step_of_groups, trust_ratios
+from paceline.training.optimizers.layers import ParameterList, is_scaled, norms_of, step_of_groups, trust_ratios
 
 
 class Lamb(torch.optim.Optimizer):
@@ -46,6 +46,6 @@ class Lamb(torch.optim.Optimizer):
         if scaled:
             layers, own = [weights[i] for i in scaled], [steps[i] for i in scaled]
             torch._foreach_add_(own, layers, alpha=group["weight_decay"])
-            torch._foreach_mul_(own, trust_ratios(torch._foreach_norm(layers), torch._foreach_norm(own)))
+            torch._foreach_mul_(own, trust_ratios(norms_of(layers), norms_of(own)))
         torch._foreach_mul_(steps, group["lr"])
         torch._foreach_sub_(weights, steps)

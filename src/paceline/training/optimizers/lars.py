@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.training.optimizers.layers import ParameterList, is_scaled, step_of_groups, trust_ratios
+from paceline.training.optimizers.layers import ParameterList, is_scaled, norms_of, step_of_groups, trust_ratios
 
 
 class Lars(torch.optim.Optimizer):
@@ -50,11 +50,13 @@ class Lars(torch.optim.Optimizer):
         return step_of_groups(self, closure, self._update)
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
-        directions = [gradient.clone() for gradient in gradients]
         scaled = [position for position, weight in enumerate(weights) if is_scaled(weight)]
         if scaled:
-            self._scale([weights[i] for i in scaled], [directions[i] for i in scaled], group)
-        torch._foreach_mul_(directions, group["lr"])
+            gradients = list(gradients)
+            own = self._scaled([weights[i] for i in scaled], [gradients[i] for i in scaled], group)
+            for position, gradient in zip(scaled, own, strict=True):
+                gradients[position] = gradient
+        directions = list(torch._foreach_mul(gradients, group["lr"]))
         velocities = [self._velocity_of(weight) for weight in weights]
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, directions)
@@ -70,11 +72,11 @@ class Lars(torch.optim.Optimizer):
         return velocity
 
     @staticmethod
-    def _scale(weights: list[Tensor], directions: list[Tensor], group: dict[str, Any]) -> None:
-        """Add the weight decay to the gradients of layers, and multiply each by its trust ratio."""
+    def _scaled(weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Return the gradients of layers plus the weight decay, each multiplied by its trust ratio."""
         decay = group["weight_decay"]
-        norms = torch._foreach_norm(weights)
-        limits = torch._foreach_add(torch._foreach_norm(directions), torch._foreach_mul(norms, decay))
-        ratios = trust_ratios(torch._foreach_mul(norms, group["trust_coefficient"]), limits)
-        torch._foreach_add_(directions, weights, alpha=decay)
+        norms = norms_of(weights)
+        ratios = trust_ratios(norms * group["trust_coefficient"], norms_of(gradients) + norms * decay)
+        directions = list(torch._foreach_add(gradients, weights, alpha=decay))
         torch._foreach_mul_(directions, ratios)
+        return directions

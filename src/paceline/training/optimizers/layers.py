@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,12 +19,14 @@ def is_scaled(weight: Tensor) -> bool:
     return weight.dim() > 1
 
 
-def trust_ratios(norms: Sequence[Tensor], limits: Sequence[Tensor]) -> list[Tensor]:
-    """Return the quotient of each pair; 1 where either is zero, computed on the device."""
-    return [
-        torch.where((norm > 0) & (limit > 0), norm / limit, torch.ones_like(norm))
-        for norm, limit in zip(norms, limits, strict=True)
-    ]
+def norms_of(layers: list[Tensor]) -> Tensor:
+    """Return the norms of some tensors of the same dtype, in one tensor."""
+    return torch.stack(torch._foreach_norm(layers))
+
+
+def trust_ratios(norms: Tensor, limits: Tensor) -> tuple[Tensor, ...]:
+    """Return the quotient of each pair; 1 where either is zero. Those of all layers are computed together."""
+    return torch.where((norms > 0) & (limits > 0), norms / limits, torch.ones_like(norms)).unbind()
 
 
 @torch.no_grad()

@@ -54,25 +54,34 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        others: tuple[list[Tensor], list[Tensor]] = [], []
-        for weight, gradient in zip(weights, gradients, strict=True):
-            if is_scaled(weight):
-                self._update_layer(weight, gradient, group)
-            else:
-                others[0].append(weight)
-                others[1].append(gradient)
-        if others[0]:
-            steps = adam_steps(self, *others, group)
-            torch._foreach_sub_(others[0], torch._foreach_mul(steps, group["lr"]))
+        pairs = list(zip(weights, gradients, strict=True))
+        layers = [pair for pair in pairs if is_scaled(pair[0])]
+        others = [pair for pair in pairs if not is_scaled(pair[0])]
+        if layers:
+            self._update_layers([weight for weight, _ in layers], [gradient for _, gradient in layers], group)
+        if others:
+            own = [weight for weight, _ in others]
+            steps = adam_steps(self, own, [gradient for _, gradient in others], group)
+            torch._foreach_sub_(own, torch._foreach_mul(steps, group["lr"]))
 
-    def _update_layer(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update_layers(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
+        means = [self._mean_of(weight) for weight in weights]
+        torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
+        matrices = [one.reshape(len(one), -1) for one in torch._foreach_lerp(gradients, means, group["momentum"])]
+        steps = [
+            orthogonalise(matrix).view_as(weight).to(weight.dtype)
+            for matrix, weight in zip(matrices, weights, strict=True)
+        ]
+        torch._foreach_mul_(steps, [RMS * math.sqrt(max(matrix.shape)) for matrix in matrices])
+        torch._foreach_mul_(steps, group["lr"])
+        torch._foreach_sub_(weights, steps)
+
+    def _mean_of(self, weight: Tensor) -> Tensor:
         state = self.state[weight]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weight)
-        mean = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        matrix = gradient.lerp(mean, group["momentum"]).reshape(len(weight), -1)
-        factor = RMS * math.sqrt(max(matrix.shape))
-        weight.sub_(orthogonalise(matrix).view_as(weight).to(weight.dtype) * (group["lr"] * factor))
+        mean: Tensor = state["momentum_buffer"]
+        return mean
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
@@ -83,5 +92,6 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     x = x / x.norm().clamp(min=1e-7)  # The iteration needs singular values of at most 1.
     for _ in range(ITERATIONS):
         gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # b · gram + c · gram²
+        x = torch.addmm(x, gram, x, beta=a)
     return x.T if is_tall else x
