@@ -6,6 +6,7 @@ therefore forked from a process that has imported it.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -97,6 +98,7 @@ def _run(
     stderr: Path,
 ) -> None:
     """Run `python -m paceline` in the forked process."""
+    gc.freeze()  # Collections skip the imported modules, here and in the preloaded processes.
     os.setsid()  # A new process group, as a shell makes.
     os.chdir(cwd)
     os.environ.clear()
