@@ -19,10 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.experiments import estimate
 from preloaded import SERVER, run_here, torchrun_here
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
+OBSERVED_S = 0.05
+"""Time for which commands observe the machine for the estimate of their run time, which tests do not need precisely."""
 Setup = Callable[[], object] | None
 TORCHRUN = "torchrun"
 PRELOADED_RANKS = {"train": 4, "doctor": 4, "report": 0}
@@ -108,6 +111,7 @@ def _run(
     os.dup2(sys.stderr.fileno(), 2)
     mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
+    estimate.OBSERVED_S = OBSERVED_S
     if setup is not None:
         setup()
     if arguments[0] == TORCHRUN:
