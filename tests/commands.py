@@ -16,16 +16,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.doctor import contention, examine, measuring_cost
 from paceline.experiments import estimate
 from preloaded import SERVER, run_here, torchrun_here
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
-OBSERVED_S = 0.05
-"""Time for which commands observe the machine for the estimate of their run time, which tests do not need precisely."""
+OBSERVED_S, COST_S, CONTENTION_S = 0.05, 1.0, 0.4
+"""Seconds in which commands measure what tests need less precisely than users do: the machine for the estimate of the
+run time; the cost of events and the contention for the doctor."""
 Setup = Callable[[], object] | None
 TORCHRUN = "torchrun"
 PRELOADED_RANKS = {"train": 4, "doctor": 4, "report": 0}
@@ -91,6 +94,13 @@ def forked(*arguments: str, cwd: Path = USER_CODE, setup: Setup = None, ranks: i
             started.process.join()
 
 
+def measure_briefly() -> None:
+    """Make this command, and the preloaded ranks that it starts, measure in less time."""
+    estimate.OBSERVED_S = OBSERVED_S
+    examine.measure_cost = partial(measuring_cost.measure_cost, budget_s=COST_S)
+    examine.measure_contention = partial(contention.measure_contention, budget_s=CONTENTION_S)
+
+
 def _run(
     arguments: tuple[str, ...],
     cwd: Path,
@@ -111,7 +121,7 @@ def _run(
     os.dup2(sys.stderr.fileno(), 2)
     mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
-    estimate.OBSERVED_S = OBSERVED_S
+    measure_briefly()
     if setup is not None:
         setup()
     if arguments[0] == TORCHRUN:
