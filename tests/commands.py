@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.doctor import contention, examine, measuring_cost
 from paceline.experiments import estimate
-from preloaded import SERVER, run_here, torchrun_here
+from preloaded import SERVER, run_here, script_here, torchrun_here
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
@@ -39,7 +39,7 @@ MOST_PRELOADED_RANKS = 20
 def paceline(
     *arguments: str, expect: int = 0, cwd: Path = USER_CODE, ranks: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, and check its exit code."""
+    """Run a command, or a script that starts emulated hosts, and check its exit code."""
     with forked(*arguments, cwd=cwd, ranks=ranks) as started:
         done = started.wait()
     assert done.returncode == expect, done.stdout + done.stderr
@@ -126,6 +126,8 @@ def _run(
         setup()
     if arguments[0] == TORCHRUN:
         torchrun_here(arguments[1:], ranks)
+    elif arguments[0].endswith(".py"):
+        script_here(arguments, ranks)
     else:
         run_here(arguments, ranks)
 
