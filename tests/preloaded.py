@@ -12,6 +12,7 @@ import json
 import multiprocessing as mp
 import os
 import pkgutil
+import platform
 import runpy
 import signal
 import socket
@@ -157,6 +158,7 @@ def _run_host(arguments: Sequence[str], namespaces: Sequence[int]) -> None:
     """Run `enter.py PARENT FD,FD -- python -m paceline …` with other descriptors of the same namespaces."""
 
     def run_program(_: str, program: Sequence[str]) -> NoReturn:
+        platform._uname_cache = None  # type: ignore[attr-defined]  # It has the name of the real host.
         try:
             run_here(program[3:], RANKS_OF_HOST)
         except SystemExit as exited:
