@@ -13,6 +13,8 @@ from hypothesis import settings
 # Read when numpy and torch are imported, here and in all processes that the tests start. Tests run several at a time,
 # with more threads than cores. Threads that wait for work would use a third of the CPU time of a command.
 os.environ |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
+# torch looks up the name of every client that connects to its store. A lookup without an answer takes 5 s by default.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 from ranks import Pool
 

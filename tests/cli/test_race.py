@@ -18,7 +18,7 @@ from paceline.records.experiment.record import read_experiment
 from paceline.report.page.race import render_race
 from races_on_disk import FLAT, RISING, write_race
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(10)
 
 DIGITS = ("race", "cnn", "--data", "digits", "--ranks", "2", "--batch", "64", "--no-events")
 

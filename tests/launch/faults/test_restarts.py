@@ -39,7 +39,7 @@ from paceline.records.schema import CSV_HEADER, steps_file
 from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.checkpoints.storage.load import load
 
-pytestmark = pytest.mark.takes(45)
+pytestmark = pytest.mark.takes(15)
 
 RUN = ("--batch", "16", "--steps", "50", "--checkpoint-every", "20", "--checkpoint", "sync")
 

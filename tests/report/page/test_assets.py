@@ -29,7 +29,7 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 pytestmark = [
-    pytest.mark.takes(45),
+    pytest.mark.takes(55),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]
 
