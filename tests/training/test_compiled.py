@@ -34,7 +34,7 @@ from ranks import Pool
 from registered import LOSSLESS
 from training import cases
 
-pytestmark = pytest.mark.takes(6)
+pytestmark = pytest.mark.takes(25)
 
 RANKS, STEPS, BATCH = 2, 4, 20
 """The fifth batch of an epoch of 96 samples has 16."""
