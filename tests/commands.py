@@ -6,6 +6,7 @@ therefore forked from a process that has imported it.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -15,13 +16,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from preloaded import SERVER, run_here, torchrun_here
+from paceline.doctor import contention, examine, measuring_cost
+from paceline.experiments import estimate
+from preloaded import SERVER, run_here, script_here, torchrun_here
 
 USER_CODE = Path(__file__).parent / "user_code"
 LIMIT_S = 150
+OBSERVED_S, COST_S, CONTENTION_S = 0.05, 1.0, 0.4
+"""Seconds in which commands measure what tests need less precisely than users do: the machine for the estimate of the
+run time; the cost of events and the contention for the doctor."""
 Setup = Callable[[], object] | None
 TORCHRUN = "torchrun"
 PRELOADED_RANKS = {"train": 4, "doctor": 4, "report": 0}
@@ -32,7 +39,7 @@ MOST_PRELOADED_RANKS = 20
 def paceline(
     *arguments: str, expect: int = 0, cwd: Path = USER_CODE, ranks: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, and check its exit code."""
+    """Run a command, or a script that starts emulated hosts, and check its exit code."""
     with forked(*arguments, cwd=cwd, ranks=ranks) as started:
         done = started.wait()
     assert done.returncode == expect, done.stdout + done.stderr
@@ -87,6 +94,13 @@ def forked(*arguments: str, cwd: Path = USER_CODE, setup: Setup = None, ranks: i
             started.process.join()
 
 
+def measure_briefly() -> None:
+    """Make this command, and the preloaded ranks that it starts, measure in less time."""
+    estimate.OBSERVED_S = OBSERVED_S
+    examine.measure_cost = partial(measuring_cost.measure_cost, budget_s=COST_S)
+    examine.measure_contention = partial(contention.measure_contention, budget_s=CONTENTION_S)
+
+
 def _run(
     arguments: tuple[str, ...],
     cwd: Path,
@@ -97,6 +111,7 @@ def _run(
     stderr: Path,
 ) -> None:
     """Run `python -m paceline` in the forked process."""
+    gc.freeze()  # Collections skip the imported modules, here and in the preloaded processes.
     os.setsid()  # A new process group, as a shell makes.
     os.chdir(cwd)
     os.environ.clear()
@@ -106,10 +121,13 @@ def _run(
     os.dup2(sys.stderr.fileno(), 2)
     mp.set_start_method(None, force=True)  # The default of a new process, not that of the fork server.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
+    measure_briefly()
     if setup is not None:
         setup()
     if arguments[0] == TORCHRUN:
         torchrun_here(arguments[1:], ranks)
+    elif arguments[0].endswith(".py"):
+        script_here(arguments, ranks)
     else:
         run_here(arguments, ranks)
 

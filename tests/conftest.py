@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Read when numpy and torch are imported, here and in all processes that the tests start. Tests run several at a time,
+# with more threads than cores. Threads that wait for work would use a third of the CPU time of a command.
+os.environ |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
+# torch looks up the name of every client that connects to its store. A lookup without an answer takes 5 s by default.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 from ranks import Pool
 
@@ -24,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return float(marker.args[0]) if marker else 0.0
 
     items.sort(key=seconds, reverse=True)
+    gc.freeze()  # Collections skip the imported modules and the tests.
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,12 @@ They are child processes of the command, like all ranks and hosts.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing as mp
 import os
 import pkgutil
+import platform
 import runpy
 import signal
 import socket
@@ -19,6 +21,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -77,6 +80,7 @@ def _wait_and_run(requests: socket.socket) -> NoReturn:
         os.dup2(file, place)
         os.close(file)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    _show_as(arguments)
     try:
         if arguments[0] == "-u":  # A process that torchrun starts.
             _run_under_torchrun(arguments[1:])
@@ -86,6 +90,14 @@ def _wait_and_run(requests: socket.socket) -> NoReturn:
             _run_host(arguments, files[3:])
     finally:
         os._exit(1)  # Only reached after an error: both exit by themselves.
+
+
+def _show_as(arguments: Sequence[str]) -> None:
+    """Show these arguments in lists of processes: write them over the longer command line of the server."""
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # `arg_start` and `arg_end`.
+    line = b"\0".join(argument.encode() for argument in (sys.executable, *arguments))[: end - start - 1]
+    ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
 
 
 def _run_rank(module: str, *arguments: str) -> None:
@@ -133,10 +145,20 @@ def torchrun_here(arguments: Sequence[str], preloaded: int) -> None:
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
 
 
+def script_here(arguments: Sequence[str], preloaded: int) -> None:
+    """Run `python SCRIPT …`, which starts emulated hosts, in this process, which has no threads yet."""
+    use_preloaded(preloaded)
+    script = Path(arguments[0])
+    sys.argv = [*arguments]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
 def _run_host(arguments: Sequence[str], namespaces: Sequence[int]) -> None:
     """Run `enter.py PARENT FD,FD -- python -m paceline …` with other descriptors of the same namespaces."""
 
     def run_program(_: str, program: Sequence[str]) -> NoReturn:
+        platform._uname_cache = None  # type: ignore[attr-defined]  # It has the name of the real host.
         try:
             run_here(program[3:], RANKS_OF_HOST)
         except SystemExit as exited:

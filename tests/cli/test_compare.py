@@ -25,7 +25,7 @@ from paceline.records.experiment.record import read_experiment
 from paceline.strategies.registry import SETS
 from tries import eventually
 
-pytestmark = pytest.mark.takes(55)
+pytestmark = pytest.mark.takes(45)
 
 QUICK = ("--batch", "16", "--steps", "8", "--repeats", "2", "--max-repeats", "2", "--ranks", "2", "--no-doctor")
 ONCE = (*QUICK, "--repeats", "1", "--max-repeats", "1", "--no-proof")

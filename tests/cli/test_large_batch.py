@@ -22,7 +22,7 @@ from paceline.report.tables.large_batch import write_large_batch_tables
 from paceline.report.terminal.large_batch import print_large_batches
 from paceline.report.terminal.large_batch import to_json as large_batch_json
 
-pytestmark = pytest.mark.takes(25)
+pytestmark = pytest.mark.takes(14)
 
 SMALL = ("large-batch", "cnn", "--data", "digits", "--ranks", "2", "--no-events", "--reference", "16", "--large", "256")
 

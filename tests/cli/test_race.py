@@ -20,7 +20,7 @@ from paceline.report.page.race import render_race
 from races_on_disk import FLAT, RISING, write_race
 from report.page.test_comparison import Reader
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(10)
 
 DIGITS = ("race", "cnn", "--data", "digits", "--ranks", "2", "--batch", "64", "--no-events")
 

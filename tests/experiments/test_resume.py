@@ -22,7 +22,7 @@ from paceline.training.checkpoints.storage.folder import CheckpointFolder
 from paceline.training.checkpoints.storage.load import load
 from training.checkpoints.storage.states import GROUPS, info, state
 
-pytestmark = pytest.mark.takes(60)
+pytestmark = pytest.mark.takes(25)
 
 STEPS, EVERY, RESUMED = 24, 5, 10
 RUN = ("cnn", "--data", "synthetic:size=192", "--batch", "24", "--deterministic", "--recipe", "classic")

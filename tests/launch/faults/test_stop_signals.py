@@ -23,7 +23,7 @@ from paceline.launch.faults.restarts import last_step
 from paceline.launch.faults.stop_signals import STOP_REQUESTS, EarlyStop, GracefulStop
 from paceline.records import RunFolder, read_run
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(8)
 
 RUN = ("--batch", "16", "--steps", "100000", "--checkpoint-every", "1000")
 

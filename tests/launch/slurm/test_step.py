@@ -31,7 +31,7 @@ from paceline.records import read_run
 from paceline.records.events import ResumedEvent
 from paceline.records.experiment.record import read_experiment
 
-pytestmark = pytest.mark.takes(30)
+pytestmark = pytest.mark.takes(50)
 
 KEEP = "import json, os; open('task-' + os.environ.get('SLURM_PROCID', '0'), 'w').write(json.dumps(dict(os.environ)))"
 KEEP_ENVIRONMENT = shlex.join([sys.executable, "-c", KEEP])

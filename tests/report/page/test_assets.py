@@ -29,7 +29,7 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 pytestmark = [
-    pytest.mark.takes(45),
+    pytest.mark.takes(55),
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
 ]
 
@@ -437,24 +437,29 @@ def batch_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "batch.html"
 
 
+@pytest.fixture(scope="module")
+def batch_sizes(browser: Any, batch_page: Path) -> Iterator[Opened]:
+    """The same page in the browser."""
+    with Opened(browser, batch_page) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("width", [1280, 1000, 760])
-@pytest.mark.parametrize("name", ["batch_page", "real_page"])
-def test_the_navigation_shows_every_section(
-    browser: Any, request: pytest.FixtureRequest, name: str, width: int
-) -> None:
-    with Opened(browser, request.getfixturevalue(name), viewport={"width": width, "height": 900}) as opened:
-        links = opened.page.locator(".top li a")
-        boxes = [link.bounding_box() for link in links.all()]
-        assert len(boxes) > 6
-        bar = opened.page.locator(".top").bounding_box()
-        brand, button = (opened.page.locator(own).bounding_box() for own in (".top .brand", "#theme"))
-        for box in boxes:
-            assert brand["x"] + brand["width"] <= box["x"], "no link is under the name"
-            assert box["x"] + box["width"] <= button["x"], "no link is cut off"
-            assert box["y"] >= bar["y"]
-            assert box["y"] + box["height"] <= bar["y"] + bar["height"]
-        lines = {round(box["y"]) for box in boxes}
-        assert len(lines) == 1 or width < 1280, "in a wide window, all are in one line"
+@pytest.mark.parametrize("name", ["batch_sizes", "opened"])
+def test_the_navigation_shows_every_section(request: pytest.FixtureRequest, name: str, width: int) -> None:
+    page = request.getfixturevalue(name).page
+    page.set_viewport_size({"width": width, "height": 900})
+    boxes = [link.bounding_box() for link in page.locator(".top li a").all()]
+    assert len(boxes) > 6
+    bar = page.locator(".top").bounding_box()
+    brand, button = (page.locator(own).bounding_box() for own in (".top .brand", "#theme"))
+    for box in boxes:
+        assert brand["x"] + brand["width"] <= box["x"], "no link is under the name"
+        assert box["x"] + box["width"] <= button["x"], "no link is cut off"
+        assert box["y"] >= bar["y"]
+        assert box["y"] + box["height"] <= bar["y"] + bar["height"]
+    lines = {round(box["y"]) for box in boxes}
+    assert len(lines) == 1 or width < 1280, "in a wide window, all are in one line"
 
 
 def test_a_window_made_narrow_needs_no_sideways_scrolling(opened: Opened) -> None:
