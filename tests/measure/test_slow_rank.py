@@ -12,6 +12,7 @@ from paceline.measure.operations import OperationLog
 from paceline.measure.slow_rank import SlowRankStopwatch, stopwatch_for
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER, PhaseTimes, Stopwatch
 from paceline.records.timeline import RowKind
+from tries import eventually
 
 CPU = torch.device("cpu")
 FORWARD_S, BACKWARD_S, WAIT_S = 0.004, 0.008, 0.01
@@ -77,18 +78,21 @@ def test_with_half_a_core_each_second_of_compute_takes_two() -> None:
 
 
 def test_backward_starts_late() -> None:
-    watch = SlowRankStopwatch(HostClock(), None, factor=3)
-    train(watch, steps=2)
-    watch.begin()
-    watch.lap(DATA)
-    compute(FORWARD_S)
-    before = watch.clock.slept_s
-    watch.lap(FORWARD)
-    assert watch.clock.slept_s - before == pytest.approx(2 * (FORWARD_S + BACKWARD_S), rel=0.35)
-    after = watch.clock.slept_s
-    compute(BACKWARD_S)
-    watch.lap(BACKWARD)
-    assert watch.clock.slept_s == after
+    def check(_: int) -> None:
+        watch = SlowRankStopwatch(HostClock(), None, factor=3)
+        train(watch, steps=2)
+        watch.begin()
+        watch.lap(DATA)
+        compute(FORWARD_S)
+        before = watch.clock.slept_s
+        watch.lap(FORWARD)
+        assert watch.clock.slept_s - before == pytest.approx(2 * (FORWARD_S + BACKWARD_S), rel=0.35)
+        after = watch.clock.slept_s
+        compute(BACKWARD_S)
+        watch.lap(BACKWARD)
+        assert watch.clock.slept_s == after
+
+    eventually(check)  # The time of backward is taken from earlier steps, which other programs may have delayed.
 
 
 def test_a_rank_that_is_not_slowed_has_a_plain_stopwatch() -> None:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from paceline.comm.messages.nested_tensors import tensors_in
+from paceline.strategies.base.optimizer_state import IMPLEMENTATION
 from paceline.training.graphs.capture import CaptureError, Capturer, Replay, capturing
 
 MOST_GRAPHS = 4
 """Most graphs of updates. They differ in settings of the optimiser; one whose settings always change has none."""
 NOT_SETTINGS = frozenset({"params", "lr", "param_names", "initial_lr"})
-IMPLEMENTATIONS = ("capturable", "fused", "foreach")
-"""Settings of torch's optimisers that choose between ways of computing the same."""
 
 
 class UpdateGraphs:
@@ -126,7 +125,7 @@ def prepare_for_capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     function that takes the choice back, for steps without graphs.
     """
     groups = optimizer.param_groups
-    before = [{name: group[name] for name in IMPLEMENTATIONS if name in group} for group in groups]
+    before = [{name: group[name] for name in IMPLEMENTATION if name in group} for group in groups]
     for group in groups:
         if "capturable" in group:
             group["capturable"] = True
