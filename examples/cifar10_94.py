@@ -4,15 +4,17 @@ Run it in this folder, on a machine with a GPU:
 
     paceline race --config cifar10_94.toml
 
-The network has nine convolutions. The first layer whitens 3×3 patches: its weights are the eigenvectors of the patches
-of some training images, scaled by their standard deviations and fixed, so that training does not spend its first steps
-on decorrelating pixels. Then come three stages, each of which halves the image; the last two have a residual block.
-Outputs are scaled down, so that the loss starts near ln 10.
+The network has eight convolutions, seven of which are trained. The first layer whitens 3×3 patches: its filters are the
+eigenvectors of the patches of some training images, those with the most variance, scaled by their standard deviations
+and fixed, so that training does not spend its first steps on decorrelating pixels. Then come three stages, each of
+which halves the image directly after a convolution, before normalisation and activation have to compute on all of it;
+the last two have a residual block. Outputs are scaled down, so that the loss starts near ln 10. A forward pass takes
+0.35 GFLOP per image.
 
 Training: Muon on a triangular learning rate, label smoothing, random crops and flips, bf16, channels last. A mirrored
 photo is a photo of the same class, so `--tta mirror` is allowed by the rules; the file declares it.
 
-Result: not measured on a GPU yet. The tests train it on a CPU for a few steps, on synthetic images.
+RESULT
 """
 
 from __future__ import annotations
@@ -29,29 +31,34 @@ from paceline.workloads.workload import count_top1
 WIDTHS = (64, 192, 384)
 """Channels of the three stages."""
 PATCH = 3
+DIRECTIONS = 16
+"""Eigenvectors of patches that the first layer has, of 27; the others carry little but noise."""
 WHITENED_IMAGES = 2_000
 """Images whose patches determine the first layer."""
 OUTPUT_SCALE = 1 / 8
 
 
-def whitening_weights(images: Tensor, *, smallest: float = 5e-4) -> Tensor:
+def whitening_weights(images: Tensor, directions: int = DIRECTIONS, *, smallest: float = 5e-4) -> Tensor:
     """Return filters that whiten the patches of normalised images [N, C, H, W], and the negatives of these filters.
 
-    Filters are the eigenvectors of the covariance of patches ÷ the square root of their eigenvalues. `smallest` is
-    added to the eigenvalues, so that noise in directions without signal is not amplified.
+    Filters are the eigenvectors of the covariance of patches with the largest eigenvalues, ÷ the square roots of these.
+    `smallest` is added to the eigenvalues, so that noise in directions without signal is not amplified.
     """
     channels = images.shape[1]
     patches = F.unfold(images, PATCH).transpose(1, 2).reshape(-1, channels * PATCH**2).double()
     centred = patches - patches.mean(dim=0)
     covariance = centred.T @ centred / len(centred)
-    values, vectors = torch.linalg.eigh(covariance)
-    filters = (vectors / torch.sqrt(values + smallest)).T.reshape(-1, channels, PATCH, PATCH)
+    values, vectors = torch.linalg.eigh(covariance)  # In ascending order of the values.
+    filters = (vectors / torch.sqrt(values + smallest)).T.reshape(-1, channels, PATCH, PATCH)[-directions:]
     return torch.cat([filters, -filters]).to(images.dtype)
 
 
-def convolution(inputs: int, outputs: int) -> nn.Sequential:
-    """Return a 3×3 convolution with BatchNorm and GELU."""
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.GELU())
+def convolution(inputs: int, outputs: int, *, halve: bool = False) -> nn.Sequential:
+    """Return a 3×3 convolution with BatchNorm and GELU, which may halve the image before these."""
+    pooling = [nn.MaxPool2d(2)] if halve else []
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), *pooling, nn.BatchNorm2d(outputs), nn.GELU()
+    )
 
 
 class Residual(nn.Module):
@@ -66,28 +73,26 @@ class Residual(nn.Module):
         return x + self.convolutions(x)
 
 
-def stage(inputs: int, outputs: int, *, residual: bool) -> nn.Sequential:
-    """Return a stage that halves the image."""
-    layers = [convolution(inputs, outputs), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, Residual(outputs)) if residual else nn.Sequential(*layers)
-
-
 class WhitenedResNet(nn.Module):
     """Whitening, three stages, the maximum over what is left of the image, and a linear layer."""
 
     def __init__(self, images: Tensor, classes: int) -> None:
         """Make the network for images such as these, which are normalised."""
         super().__init__()
-        weights = whitening_weights(images)
-        self.register_buffer("whitening", weights)
-        self.mix = nn.Sequential(nn.Conv2d(len(weights), WIDTHS[0], 1), nn.GELU())
-        widths = (WIDTHS[0], *WIDTHS)
-        self.stages = nn.Sequential(*[stage(widths[n], widths[n + 1], residual=n > 0) for n in range(len(WIDTHS))])
-        self.classify = nn.Linear(WIDTHS[-1], classes, bias=False)
+        first, second, third = WIDTHS
+        self.register_buffer("whitening", whitening_weights(images))
+        self.stages = nn.Sequential(
+            convolution(2 * DIRECTIONS, first, halve=True),
+            convolution(first, second, halve=True),
+            Residual(second),
+            convolution(second, third, halve=True),
+            Residual(third),
+        )
+        self.classify = nn.Linear(third, classes, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch of images."""
-        x = self.mix(F.conv2d(x, self.whitening, padding=PATCH // 2))
+        x = F.gelu(F.conv2d(x, self.whitening, padding=PATCH // 2))
         x = self.stages(x).amax(dim=(2, 3))
         return self.classify(x) * OUTPUT_SCALE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -54,6 +55,19 @@ def test_a_trial_leaves_the_generators_of_the_launcher_alone() -> None:
     state = random.getstate()
     assert run_trial(SMALL).train_samples == 96
     assert random.getstate() == state
+
+
+@pytest.mark.parametrize("tick_s", [0.02, 1e9])
+def test_a_clock_of_cpu_time_may_be_coarse(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> None:
+    """Under `ulimit -t`, Linux counts it in ticks, so a pass may seem to take no time."""
+    exact = time.process_time
+    expected = run_trial(SMALL).sample_cpu_s
+    monkeypatch.setattr(time, "process_time", lambda: exact() // tick_s * tick_s)
+    trial = run_trial(SMALL)
+    if tick_s > 1:
+        assert (trial.sample_cpu_s, trial.threads_slowdown) == (0, 1)
+    else:
+        assert expected / 5 < trial.sample_cpu_s < 5 * expected
 
 
 ON_ONE_MACHINE = DetectedMachines(emulated=None, host_cpus=None, machine_cores=4.0, machines=[0, 0], ranks_pinned=False)

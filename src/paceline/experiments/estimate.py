@@ -222,10 +222,13 @@ def _observe_samples(
         wanted = min(4 * size, config.global_batch(1))
         if per_sample * size > LONG_ENOUGH_S or wanted == size:
             break
+    passes_s = []
     while batch is not None and others.elapsed_s < OBSERVED_S:
-        _pass_cpu_s(model, workload, batch, config)
+        passes_s.append(_pass_cpu_s(model, workload, batch, config))
+    if passes_s:  # One pass may take no time: under `ulimit -t`, Linux counts CPU time in ticks of a few milliseconds.
+        per_sample = statistics.fmean(passes_s) / size
     other_cores, cores = others.wanted_cores() or 0.0, max(1, int(usable_cores()))
-    if batch is None or cores == 1:
+    if batch is None or cores == 1 or not per_sample:
         return per_sample, other_cores, 1.0
     torch.set_num_threads(cores)
     _pass_cpu_s(model, workload, batch, config)  # It starts the threads.

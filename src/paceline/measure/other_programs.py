@@ -32,9 +32,8 @@ class OtherProgramsProbe:
         This process must have computed on one thread all the time. Threads that share cores wait equally long for them,
         so the others have waited as long for each second of CPU time as this process.
         """
-        waiting = self.elapsed_s / self._cpu_s
-        used = self.used_cores()
-        return None if used is None else used * max(1.0, waiting)
+        own_s, used = self._cpu_s, self.used_cores()
+        return None if used is None or not own_s else used * max(1.0, self.elapsed_s / own_s)
 
     @property
     def _cpu_s(self) -> float:

@@ -206,6 +206,9 @@ class Passes:
             loss = self._workload.forward(model, batch).loss
         loss.backward()
         cpu_s, wall_s = time.process_time() - began_cpu_s, time.perf_counter() - began_s
+        cpu_s = (
+            cpu_s or wall_s
+        )  # Under `ulimit -t`, Linux counts CPU time in ticks, and a short pass seems to take none.
         norms = torch._foreach_norm([p.grad for p in model.parameters() if p.grad is not None])
         finite = all(bool(torch.isfinite(value)) for value in [loss.detach(), *norms])
         return cpu_s, wall_s, loss.item() if finite else None
