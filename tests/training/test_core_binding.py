@@ -7,9 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from cli.test_train import train
-from paceline.comm import World
+from paceline.comm import Comm, World
 from paceline.config import RunConfig
 from paceline.errors import UsageError
 from paceline.experiments.checks import check_strategy
@@ -17,8 +18,9 @@ from paceline.measure.cores import affine_cores
 from paceline.strategies.base.strategy import Role
 from paceline.strategies.registry import create
 from paceline.training import core_binding
-from paceline.training.core_binding import bound_to, cores_of_rank, usable_cores_in_order
+from paceline.training.core_binding import MASK_BYTES, bound_to, cores_of_rank, mask_of, usable_cores_in_order
 from paceline.training.placement import Placement
+from ranks import SIZE, Pool
 
 CORES = os.sched_getaffinity(0)
 needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -98,25 +100,62 @@ def test_released_after_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "expected"),
+    ("roles", "masks", "expected"),
     [
-        ([Role.WORKER, Role.WORKER], [{0, 1}, {2, 3}]),
-        ([Role.IDLE, Role.WORKER], [None, {0, 1, 2, 3}]),
-        ([Role.WORKER, Role.IDLE, Role.SERVER, Role.WORKER], [{0}, None, {1}, {2}]),
+        ([Role.WORKER] * 4, [{0, 1, 2, 3}] * 4, [{0}, {1}, {2}, {3}]),
+        ([Role.IDLE, Role.WORKER, Role.SERVER, Role.IDLE], [{0, 1, 2, 3}] * 4, [None, {0, 1}, {2, 3}, None]),
+        ([Role.WORKER] * 4, [{0, 1}, {4, 5}] * 2, [{0}, {4}, {1}, {5}]),  # As Slurm binds them to two sockets.
+        ([Role.WORKER] * 4, [{0}, {1}, {2, 3}, {4}], [{0}, {1}, {2, 3}, {4}]),
     ],
 )
-def test_idle_ranks_have_no_cores(
-    monkeypatch: pytest.MonkeyPatch, roles: list[Role], expected: list[set[int] | None]
+def test_ranks_divide_the_cores_that_they_share(
+    pool: Pool, roles: list[Role], masks: list[set[int]], expected: list[set[int] | None]
 ) -> None:
-    monkeypatch.setattr("paceline.training.placement.usable_cores_in_order", lambda: [0, 1, 2, 3])
-    config = RunConfig(device="cpu", bind_to="core")
+    assert pool.run(placed_cores, SIZE, roles, masks) == expected
 
-    def world(rank: int) -> World:
-        size = len(roles)
-        return World(rank, size, rank, size, interface="lo", ranks_sharing_cores=size, store=None)  # type: ignore[arg-type]
 
-    assert [Placement.choose(config, world(rank), roles, None).cores for rank in range(len(roles))] == expected
-    assert Placement.choose(RunConfig(device="cpu"), world(0), roles, None).cores is None
+def placed_cores(_: Comm, roles: list[Role], masks: list[set[int]]) -> set[int] | None:
+    """Return the cores of this rank, if each rank may use those of its mask."""
+    rank = dist.get_rank()
+    world = World(rank, SIZE, rank, SIZE, interface="lo", ranks_sharing_cores=SIZE, store=None)  # type: ignore[arg-type]
+    assert Placement.choose(RunConfig(device="cpu"), world, roles, None).cores is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda _: masks[rank])
+        patch.setattr(core_binding, "TOPOLOGY", Path("/nothing"))
+        cores = Placement.choose(RunConfig(device="cpu", bind_to="core"), world, roles, None).cores
+    return None if cores is None else set(cores)
+
+
+def test_masks_tell_cores_apart() -> None:
+    assert len(mask_of([])) == len(mask_of([8191])) == MASK_BYTES
+    assert len({mask_of([0, 1]), mask_of([0]), mask_of([8191]), mask_of([1, 64])}) == 4
+
+
+def test_threads_get_back_their_own_cores() -> None:
+    """A launcher or a library may have bound single threads before."""
+    go, done = threading.Event(), threading.Event()
+    seen: list[set[int]] = []
+
+    def bind_itself_then_note() -> None:
+        os.sched_setaffinity(0, {max(CORES)})
+        done.set()
+        go.wait()
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=bind_itself_then_note)
+    thread.start()
+    done.wait()
+    with bound_to(frozenset([min(CORES)])):
+        pass
+    go.set()
+    thread.join()
+    assert seen == [{max(CORES)}]
+    assert os.sched_getaffinity(0) == CORES
+
+
+def test_cores_that_do_not_exist_are_an_error_in_words() -> None:
+    with pytest.raises(UsageError, match="ranks cannot be bound"), bound_to(frozenset([8000])):
+        raise AssertionError("the block must not run")
 
 
 @needs_two_cores

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
 
 from paceline.config.emulation import emulation_info
 from paceline.errors import UsageError
@@ -13,6 +16,9 @@ from paceline.formatting import plural
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 TASKS = Path("/proc/self/task")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MASK_BYTES = 1024
+"""Length of a mask of cores: Linux has at most 8,192."""
 HINT = "leave out --bind-to"
 
 
@@ -48,6 +54,29 @@ def usable_cores_in_order() -> list[int]:
     return sorted(os.sched_getaffinity(0), key=lambda core: (*_place_of(core), core))
 
 
+def shared_cores(is_busy: Sequence[bool], rank: int) -> tuple[int, int]:
+    """Return this rank's number among the busy ranks that may use the same cores, and the number of these ranks.
+
+    Called on all ranks. A launcher may have bound ranks before, each to cores of its own or several to one socket.
+    """
+    own = torch.frombuffer(bytearray(_place()), dtype=torch.uint8)
+    gathered = [torch.empty_like(own) for _ in is_busy]
+    dist.all_gather(gathered, own)
+    alike = [other for other, place in enumerate(gathered) if is_busy[other] and torch.equal(place, own)]
+    return sum(other < rank for other in alike), len(alike)
+
+
+def _place() -> bytes:
+    """Return bytes that are equal in processes that run on the same machine and may use the same cores."""
+    boot = BOOT_ID.read_bytes().strip() if BOOT_ID.exists() else b""
+    return boot[:64].ljust(64, b"\0") + mask_of(os.sched_getaffinity(0))
+
+
+def mask_of(cores: Iterable[int]) -> bytes:
+    """Return one bit per core."""
+    return sum(1 << core for core in cores).to_bytes(MASK_BYTES, "little")
+
+
 @contextmanager
 def bound_to(cores: frozenset[int] | None) -> Iterator[None]:
     """Run all threads of this process on these cores inside the `with` block; None changes nothing.
@@ -58,17 +87,34 @@ def bound_to(cores: frozenset[int] | None) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    _bind_threads(cores)
+    by_thread = _cores_by_thread()
+    try:
+        _bind_threads({thread: set(cores) for thread in by_thread})
+    except OSError as error:
+        raise UsageError(f"--bind-to core was given, but ranks cannot be bound: {error}.", hint=HINT) from None
     try:
         yield
     finally:
-        _bind_threads(before)
+        with suppress(OSError):  # The cores of the process may have been changed meanwhile, and an error counts more.
+            _bind_threads({thread: by_thread.get(thread, before) for thread in _threads()})
 
 
-def _bind_threads(cores: set[int] | frozenset[int]) -> None:
-    for task in TASKS.iterdir():
+def _cores_by_thread() -> dict[int, set[int]]:
+    found = {}
+    for thread in _threads():
         with suppress(ProcessLookupError):  # The thread has ended.
-            os.sched_setaffinity(int(task.name), cores)
+            found[thread] = os.sched_getaffinity(thread)
+    return found
+
+
+def _threads() -> list[int]:
+    return [int(task.name) for task in TASKS.iterdir()]
+
+
+def _bind_threads(cores_by_thread: Mapping[int, set[int]]) -> None:
+    for thread, cores in cores_by_thread.items():
+        with suppress(ProcessLookupError):  # The thread has ended.
+            os.sched_setaffinity(thread, cores)
 
 
 def _place_of(core: int) -> tuple[int, int]:

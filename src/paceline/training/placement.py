@@ -14,7 +14,7 @@ from paceline.comm import World
 from paceline.config import RunConfig
 from paceline.measure.cores import core_share, threads_per_rank
 from paceline.strategies.base.strategy import Role
-from paceline.training.core_binding import cores_of_rank, usable_cores_in_order
+from paceline.training.core_binding import cores_of_rank, shared_cores, usable_cores_in_order
 
 NO_GPU = bytes(16)
 """GPU id of a rank that has no GPU to itself."""
@@ -42,13 +42,13 @@ class Placement:
         if backend == "auto":
             backend = "gloo" if config.device == "cpu" else choose_backend(device)
         first = world.rank - world.local_rank
-        is_busy = [role is not Role.IDLE for role in roles[first : first + world.local_size]]
-        ranks_sharing = max(1, min(sum(is_busy), world.ranks_sharing_cores))
+        is_busy = [role is not Role.IDLE for role in roles]
+        ranks_sharing = max(1, min(sum(is_busy[first : first + world.local_size]), world.ranks_sharing_cores))
         threads = threads or threads_per_rank(ranks_sharing)
         cores = None
-        if config.bind_to == "core" and is_busy[world.local_rank]:
-            number = sum(is_busy[: world.local_rank]) % ranks_sharing
-            cores = cores_of_rank(number, ranks_sharing, usable_cores_in_order())
+        if config.bind_to == "core":
+            number, ranks = shared_cores(is_busy, world.rank)
+            cores = cores_of_rank(number, ranks, usable_cores_in_order()) if is_busy[world.rank] else None
         return cls(device, backend, threads, core_share(ranks_sharing, threads), cores)
 
     @property

@@ -292,6 +292,9 @@ class AfterBackward(Strategy):
     def step(self, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         if self.comm.world_size == 1:
             self._check_all_used()
+            for name, parameter in self.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    raise sparse_gradient_error(name)
         elif gradients := self.gradients():
             with torch.no_grad():  # backward(create_graph=True) makes gradients that require a gradient.
                 self.agree(gradients)

@@ -7,6 +7,7 @@ numbers; Python code does not run again.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -43,12 +44,12 @@ class CudaCapturer:
         """
         current, mode = torch.cuda.current_stream(self._device), torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(current)
-        torch.cuda.set_sync_debug_mode("error")
+        _set_sync_debug_mode("error")
         try:
             with torch.cuda.stream(self._stream):
                 work()
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
+            _set_sync_debug_mode(mode)
             current.wait_stream(self._stream)
 
     def capture(self, work: Callable[[], None]) -> Replay:
@@ -70,8 +71,15 @@ class CudaCapturer:
             native._cuda_endAllocateToPool(self._device.index or 0, self._pool)
             native._cuda_releasePool(self._device.index or 0, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
-        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+        again = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local")
+        with suppress(RuntimeError), again:
             torch.zeros(1, device=self._device)  # A capture that succeeds ends that of the random number generator.
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It is called a prototype.
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 CAPTURERS: dict[str, Callable[[torch.device], Capturer]] = {"cuda": CudaCapturer}

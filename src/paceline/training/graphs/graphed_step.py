@@ -152,7 +152,18 @@ class GraphedStep(TrainingStep):
     def close(self) -> None:
         if self._uses_graphs:
             self._detach()
+        self._release()
+
+    def _release(self) -> None:
+        """Give back the memory of graphs and of the trial."""
         self._passes.clear()
+        self._missing.clear()
+        self._gradients.tensors.clear()
+        self._updates.clear()
+        self._end_trial()
+
+    def _end_trial(self) -> None:
+        self._before, self._trial, self._start, self._eager = None, [], [], []
 
     # Captures and the trial, between two windows.
 
@@ -172,10 +183,10 @@ class GraphedStep(TrainingStep):
                 self._passes[key] = self._captured(micro_batch, batch, is_first=key[-1])
             except (CaptureError, torch.OutOfMemoryError):
                 self._passes[key] = None
-        if self._missing:
-            self._detach()
         self._missing.clear()
+        self._gradients.attach()
         self._updates.capture_missing()
+        self._detach()
 
     def _report_too_many_forms(self) -> None:
         if not self._has_too_many_forms:
@@ -199,17 +210,17 @@ class GraphedStep(TrainingStep):
             reason = NO_MEMORY
         # Ranks exchange gradients in the steps that follow, so all of them make these steps, or none.
         if self._is_agreed(not reason):
-            reason = self._why_no_memory(self._compare) or self._refusal
+            losses = self._train_trial_again()
+            reason = self._why_no_memory(lambda: self._compare(losses)) or self._refusal
         self._detach()
         if after is not None:
             after.restore()
         agreed = self._is_agreed(not reason)
         reason = reason or ("" if agreed else "they cannot be used on another rank.")
-        self._before, self._trial, self._start, self._eager, self._uses_graphs = None, [], [], [], agreed
+        self._uses_graphs = agreed
+        self._end_trial()
         if not agreed:
-            self._passes.clear()
-            self._gradients.tensors.clear()
-            self._updates.clear()
+            self._release()
             self._take_back_choice()
             if self.config.cuda_graph == "on":
                 raise WorkloadError(
@@ -231,14 +242,16 @@ class GraphedStep(TrainingStep):
         self._gradients.attach()
         self._updates.capture(self.config.clip_norm)
 
-    def _compare(self) -> None:
-        """Train the steps of the trial again from the same state; set the reason why graphs cannot be used."""
+    def _train_trial_again(self) -> list[Tensor]:
+        """Train the steps of the trial with graphs, from the same state, on all ranks; return their losses."""
+        assert self._before is not None, "the trial began with a snapshot"
+        self._before.restore()
+        return [loss for step in self._trial for loss in self._train_again(step)]
+
+    def _compare(self, losses: list[Tensor]) -> None:
+        """Set the reason why graphs cannot be used, given their losses; changes the weights."""
         before, tolerance = self._before, TOLERANCES[self.config.precision]
         assert before is not None, "the trial began with a snapshot"
-        before.restore()
-        losses = list[Tensor]()
-        for step in self._trial:
-            losses += self._train_again(step)
         by_loss = difference_of_losses(losses, [loss for step in self._trial for loss in step.losses])
         by_update = difference_of_updates(self._start, self._eager, self._weights)
         if by_loss > tolerance.loss:

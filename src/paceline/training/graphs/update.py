@@ -35,6 +35,8 @@ class UpdateGraphs:
         """Settings that graphs contain by their place in memory, which nothing else may take."""
         self._missing: tuple[Hashable, float | None] | None = None
         """Key and norm of the last update that had no graph."""
+        self._is_missing_again = False
+        """Whether the update before it had the same key: settings that change in every step need no graph."""
         device = optimizer.param_groups[0]["params"][0].device
         self._rates = [torch.zeros((), dtype=torch.float32, device=device) for _ in optimizer.param_groups]
         self._loaded = [float("nan") for _ in optimizer.param_groups]
@@ -47,11 +49,13 @@ class UpdateGraphs:
         self._capture(self._key(max_norm), max_norm)
 
     def capture_missing(self) -> None:
-        """Capture an update that had no graph, if its settings are still the present ones."""
-        missing, self._missing = self._missing, None
-        if missing is not None and len(self._graphs) < MOST_GRAPHS and missing[0] == self._key(missing[1]):
-            with suppress(CaptureError):
-                self._capture(*missing)
+        """Capture an update that had no graph several times, with the gradients that graphs write."""
+        if self._missing is None or not self._is_missing_again or len(self._graphs) == MOST_GRAPHS:
+            return
+        if self._missing[0] == self._key(self._missing[1]):
+            with suppress(CaptureError, torch.OutOfMemoryError):
+                self._capture(*self._missing)
+        self._missing, self._is_missing_again = None, False
 
     def clear(self) -> None:
         """Release all graphs."""
@@ -64,6 +68,7 @@ class UpdateGraphs:
         key = self._key(max_norm)
         replay = self._graphs.get(key)
         if replay is None:
+            self._is_missing_again = self._missing is not None and self._missing[0] == key
             self._missing = key, max_norm
             self._update(max_norm)
         else:
@@ -85,6 +90,9 @@ class UpdateGraphs:
         self._graphs[next(reversed(self._graphs))]()
 
     def _capture(self, key: Hashable, max_norm: float | None) -> None:
+        trained = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if any(parameter.grad is None for parameter in trained):
+            raise CaptureError("the optimiser has parameters without a gradient.")  # The graph would leave them out.
         with capturing("the step of the optimiser"), self._rates_as_tensors():
             self._graphs[key] = self._capturer.capture(lambda: self._update(max_norm))
         self._settings += [tensor for group in self._optimizer.param_groups for tensor in tensors_in(_settings(group))]
