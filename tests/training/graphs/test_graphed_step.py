@@ -102,6 +102,36 @@ class KeepsMean(nn.Module):
         return x - self.mean
 
 
+class ReplacesMean(nn.Module):
+    """Layer that makes a new tensor of its running mean in each step."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return x
+
+
+class ReplacesMomentum(torch.optim.Optimizer):
+    """Optimiser that makes a new tensor of its momentum in each step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                before = self.state[parameter].get("momentum", torch.zeros_like(parameter))
+                self.state[parameter]["momentum"] = 0.9 * before + parameter.grad
+                parameter.sub_(self.state[parameter]["momentum"] * group["lr"])
+
+
 class ReadsValue(nn.Module):
     """Layer that reads a value on the host."""
 
@@ -163,6 +193,32 @@ def counts_elsewhere() -> Workload:
 
 def keeps_mean() -> Workload:
     return plain(KeepsMean())
+
+
+def replaces_mean() -> Workload:
+    return plain(ReplacesMean())
+
+
+def replaces_momentum() -> Workload:
+    return plain(optimizer=ReplacesMomentum)
+
+
+class DecaysLater(torch.optim.lr_scheduler.LambdaLR):
+    """Scheduler that changes the weight decay once."""
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        if self.last_epoch == 6:
+            for group in self.optimizer.param_groups:
+                group["weight_decay"] = 0.1
+
+
+def decays_later() -> Workload:
+    """Return a workload whose weight decay changes in a window that ends with a step without graphs."""
+    return plain(
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        scheduler=lambda optimizer, _: DecaysLater(optimizer, lambda _: 1.0),
+    )
 
 
 def names_batches() -> Workload:
@@ -309,7 +365,7 @@ def both(pool: Pool, folder: Path, ranks: int = 1, **settings: Any) -> tuple[Tra
 
 RECIPE: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "schedule": "cosine", "warmup_steps": 4, "strategy": "single"}
 """Settings of workloads without an optimiser of their own."""
-OWN_OPTIMIZERS = ("counts_in_python", "keeps_rate", "two_groups")
+OWN_OPTIMIZERS = ("counts_in_python", "keeps_rate", "two_groups", "replaces_momentum")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "muon"])
@@ -359,6 +415,8 @@ def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> N
         ({"workload": "rare_depth"}, "the model draws random numbers on the host"),
         ({"workload": "counts_calls"}, "`3` changes its attribute `calls` in Python"),
         ({"workload": "names_batches", "batch": None, "steps": 30}, "batches contain values that are not tensors"),
+        ({"workload": "replaces_mean"}, "`3` replaces its tensor `mean` by another one"),
+        ({"workload": "replaces_momentum"}, "the optimiser replaces tensors of its state by others"),
         ({"workload": "two_groups"}, "the optimiser does not read the learning rate from a tensor"),
         ({"workload": "reads_value"}, "the forward pass cannot be captured: RuntimeError: operation not permitted"),
         ({"workload": "counts_in_python"}, "the optimiser counts its steps in Python"),
@@ -400,6 +458,12 @@ def test_many_forms_of_batches_are_captured_in_part(pool: Pool, tmp_path: Path) 
 def test_settings_that_change_in_every_step_are_used(pool: Pool, tmp_path: Path) -> None:
     """The momentum of a graph would be that of its capture; forward and backward remain graphs."""
     _, auto = both(pool, tmp_path, strategy="single", workload="one_cycle")
+    assert auto.decision.used, auto.decision.reason
+
+
+def test_a_setting_that_changes_once_is_used(pool: Pool, tmp_path: Path) -> None:
+    """The update with the new weight decay is captured after a window whose last step left no gradients."""
+    _, auto = both(pool, tmp_path, strategy="single", workload="decays_later", log_every=5)
     assert auto.decision.used, auto.decision.reason
 
 
