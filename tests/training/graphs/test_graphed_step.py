@@ -38,12 +38,12 @@ AFTER_BACKWARD = ["allreduce", "gather_scatter", "p2p", "ring", "halving_doublin
 # Workloads.
 
 
-def plain(*extra: nn.Module, **parts: Any) -> Workload:
+def plain(*extra: nn.Module, samples: int = SAMPLES, **parts: Any) -> Workload:
     """Return a small model with BatchNorm; the last batch of its epochs is smaller than the others."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *extra, nn.Flatten(), nn.Linear(64, CLASSES)]
-    x = torch.randn(SAMPLES, 1, 6, 6, generator=torch.Generator().manual_seed(1))
-    data = x, torch.arange(SAMPLES) % CLASSES
+    x = torch.randn(samples, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    data = x, torch.arange(samples) % CLASSES
     return Workload(
         model=nn.Sequential(*layers), train=data, test=data, loss=F.cross_entropy, correct=count_top1, **parts
     )
@@ -208,14 +208,15 @@ class DecaysLater(torch.optim.lr_scheduler.LambdaLR):
 
     def step(self, epoch: int | None = None) -> None:
         super().step(epoch)
-        if self.last_epoch == 6:
+        if self.last_epoch == 7:
             for group in self.optimizer.param_groups:
                 group["weight_decay"] = 0.1
 
 
 def decays_later() -> Workload:
-    """Return a workload whose weight decay changes in a window that ends with a step without graphs."""
+    """Return a workload whose weight decay changes from step 8 on; step 10, of fewer samples, has no graph yet."""
     return plain(
+        samples=149,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
         scheduler=lambda optimizer, _: DecaysLater(optimizer, lambda _: 1.0),
     )
