@@ -14,7 +14,9 @@ the last two have a residual block. Outputs are scaled down, so that the loss st
 Training: Muon on a triangular learning rate, label smoothing, random crops and flips, bf16, channels last. A mirrored
 photo is a photo of the same class, so `--tta mirror` is allowed by the rules; the file declares it.
 
-Not measured on a GPU yet. On a CPU, one run of 8 epochs reached 92.7%.
+Result: not measured on a GPU yet, and 94% not seen yet. On a CPU (two cores of an AMD EPYC, one run each, with mirrored
+test images) 8 epochs reached 92.7%, and with crops of 2 pixels in place of 4: 92.8% in 8 epochs with a batch of 512,
+91.2% in 4 epochs. cifar10_94.toml allows 16 epochs.
 """
 
 from __future__ import annotations
