@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_allocated_memory_is_sampled(watched: Resources) -> None:
     resident = watched["resident_bytes"]
     assert 50e6 < resident[-1] - resident[0] < 90e6
     assert resident[-1] == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
-    assert watched["threads"].min() >= 2
+    assert watched["threads"][1:-1].min() >= 2  # The sampler's own thread runs between the first and the last sample.
 
 
 def test_the_host_is_sampled_too(watched: Resources) -> None:
@@ -167,12 +168,14 @@ def test_only_the_cores_of_this_process_count() -> None:
 
 
 def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before, callbacks = threading.active_count(), len(gc.callbacks)
     monitor = RunMonitor(RunFolder(tmp_path), 0, time.perf_counter, CPU, first_on_host=False)
     monitor.close()
     assert threading.active_count() == before
+    assert len(gc.callbacks) == callbacks
     assert len(read_resources(tmp_path / "resources-0.csv")) == 2
-    assert read_marks(tmp_path / "marks-0.csv") == []
+    # Python may have collected garbage meanwhile.
+    assert [mark for mark in read_marks(tmp_path / "marks-0.csv") if mark.kind != "gc"] == []
 
 
 @pytest.mark.gpu
