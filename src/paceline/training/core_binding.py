@@ -59,14 +59,14 @@ def shared_cores(is_busy: Sequence[bool], rank: int) -> tuple[int, int]:
 
     Called on all ranks. A launcher may have bound ranks before, each to cores of its own or several to one socket.
     """
-    own = torch.frombuffer(bytearray(_place()), dtype=torch.uint8)
+    own = torch.frombuffer(bytearray(_machine_and_mask()), dtype=torch.uint8)
     gathered = [torch.empty_like(own) for _ in is_busy]
     dist.all_gather(gathered, own)
-    alike = [other for other, place in enumerate(gathered) if is_busy[other] and torch.equal(place, own)]
+    alike = [other for other, found in enumerate(gathered) if is_busy[other] and torch.equal(found, own)]
     return sum(other < rank for other in alike), len(alike)
 
 
-def _place() -> bytes:
+def _machine_and_mask() -> bytes:
     """Return bytes that are equal in processes that run on the same machine and may use the same cores."""
     boot = BOOT_ID.read_bytes().strip() if BOOT_ID.exists() else b""
     return boot[:64].ljust(64, b"\0") + mask_of(os.sched_getaffinity(0))

@@ -49,6 +49,13 @@ def plain(*extra: nn.Module, samples: int = SAMPLES, **parts: Any) -> Workload:
     )
 
 
+def with_sgd(scheduler: Callable[..., torch.optim.lr_scheduler.LRScheduler], **parts: Any) -> Workload:
+    """Return the small model with torch's SGD and a scheduler of torch."""
+    return plain(
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9), scheduler=scheduler, **parts
+    )
+
+
 def with_dropout() -> Workload:
     return plain(nn.Dropout(0.5))
 
@@ -215,11 +222,7 @@ class DecaysLater(torch.optim.lr_scheduler.LambdaLR):
 
 def decays_later() -> Workload:
     """Return a workload whose weight decay changes from step 8 on; step 10, of fewer samples, has no graph yet."""
-    return plain(
-        samples=149,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-        scheduler=lambda optimizer, _: DecaysLater(optimizer, lambda _: 1.0),
-    )
+    return with_sgd(lambda optimizer, _: DecaysLater(optimizer, lambda _: 1.0), samples=149)
 
 
 def names_batches() -> Workload:
@@ -253,9 +256,8 @@ def two_groups() -> Workload:
 
 def one_cycle() -> Workload:
     """Return a workload whose scheduler changes the momentum in every step."""
-    return plain(
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps),
+    return with_sgd(
+        lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps),
     )
 
 
@@ -273,10 +275,7 @@ def keeps_rate() -> Workload:
 
 def own_sgd() -> Workload:
     """Return a workload with an optimiser and a scheduler of torch, as users make them."""
-    return plain(
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
-    )
+    return with_sgd(lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps))
 
 
 # Runs on ranks of the pool.

@@ -17,8 +17,8 @@ from paceline.workloads.random_state import RandomState
 
 NOT_COUNTED = frozenset({"training", "lr", "initial_lr", "_opt_called"})
 """Numbers that change without an effect on what a step computes, and the learning rate, which graphs read anew."""
-NamedTensors = dict[tuple[str, str], Tensor]
-NamedNumbers = dict[tuple[str, str], float]
+AttributePath = tuple[str, str]
+"""Path of a module, or number of a state of the optimiser, and the name of an attribute in it."""
 
 
 class HostState:
@@ -28,10 +28,9 @@ class HostState:
         """Keep the state of a step on `device`, whose own generator graphs advance."""
         self._random = RandomState.current()
         self._device = device
-        self._of_model = dict(_numbers_of_model(model))
-        self._of_optimizer = dict(_numbers_of_optimizer(optimizer))
-        self._tensors_of_model = dict(_tensors_of_model(model))
-        self._tensors_of_optimizer = dict(_tensors_of_optimizer(optimizer))
+        kept_by_model, kept_by_optimizer = dict(_kept_by_model(model)), dict(_kept_by_optimizer(optimizer))
+        self._of_model, self._of_optimizer = _numbers_in(kept_by_model), _numbers_in(kept_by_optimizer)
+        self._tensors_of_model, self._tensors_of_optimizer = _tensors_in(kept_by_model), _tensors_in(kept_by_optimizer)
 
     def why_not_captured(self, after: HostState) -> str:
         """Return why a pass that left the state `after` cannot be a graph, as the end of a sentence; "" if it can."""
@@ -64,51 +63,42 @@ class HostState:
         )
 
 
-def _numbers_of_model(model: nn.Module) -> Iterator[tuple[tuple[str, str], float]]:
+def _kept_by_model(model: nn.Module) -> Iterator[tuple[AttributePath, Any]]:
+    """Yield the plain attributes and the buffers of all modules, each with its place."""
     for path, module in model.named_modules():
-        for name, value in _numbers_in(vars(module)):
+        for name, value in {**vars(module), **module._buffers}.items():
             yield (path, name), value
 
 
-def _numbers_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[str, str], float]]:
-    for name, value in _numbers_in(vars(optimizer)):
+def _kept_by_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[AttributePath, Any]]:
+    """Yield the plain attributes and the state of the optimiser, each with its place."""
+    for name, value in vars(optimizer).items():
         yield ("", name), value
     for number, state in enumerate(optimizer.state.values()):
-        if isinstance(state, Mapping):
-            for name, value in _numbers_in(state):
-                yield (str(number), name), value
-
-
-def _tensors_of_model(model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """Yield the buffers, and tensors in plain attributes except outputs that are kept with their autograd graph."""
-    for path, module in model.named_modules():
-        for name, value in {**vars(module), **module._buffers}.items():
-            if isinstance(value, Tensor) and not value.requires_grad:
-                yield (path, name), value
-
-
-def _tensors_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    for number, state in enumerate(optimizer.state.values()):
         for name, value in state.items() if isinstance(state, Mapping) else ():
-            if isinstance(value, Tensor):
-                yield (str(number), str(name)), value
+            yield (str(number), str(name)), value
 
 
-def _replaced(before: NamedTensors, after: NamedTensors) -> tuple[str, str] | None:
-    """Return the first tensor that is another object, or that exists on one side only."""
-    return next((key for key in {**before, **after} if before.get(key) is not after.get(key)), None)
+def _numbers_in(kept: Mapping[AttributePath, Any]) -> dict[AttributePath, float]:
+    return {
+        place: value for place, value in kept.items() if isinstance(value, int | float) and place[1] not in NOT_COUNTED
+    }
 
 
-def _numbers_in(values: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, int | float) and name not in NOT_COUNTED:
-            yield str(name), value
+def _tensors_in(kept: Mapping[AttributePath, Any]) -> dict[AttributePath, Tensor]:
+    """Return the tensors, except outputs that are kept with their autograd graph: steps do not read them again."""
+    return {place: value for place, value in kept.items() if isinstance(value, Tensor) and not value.requires_grad}
 
 
-def _changed(before: NamedNumbers, after: NamedNumbers) -> tuple[str, str] | None:
-    """Return the first number that differs, or that exists on one side only."""
-    for key in {**before, **after}:
-        one, two = before.get(key), after.get(key)
+def _changed(before: dict[AttributePath, float], after: dict[AttributePath, float]) -> AttributePath | None:
+    """Return the place of the first number that differs, or that exists on one side only."""
+    for place in {**before, **after}:
+        one, two = before.get(place), after.get(place)
         if one != two and not (one != one and two != two):  # NaN is equal to NaN here.
-            return key
+            return place
     return None
+
+
+def _replaced(before: dict[AttributePath, Tensor], after: dict[AttributePath, Tensor]) -> AttributePath | None:
+    """Return the place of the first tensor that is another object, or that exists on one side only."""
+    return next((place for place in {**before, **after} if before.get(place) is not after.get(place)), None)
