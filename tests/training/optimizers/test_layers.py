@@ -126,6 +126,24 @@ def test_muon_steps_matrices_as_torch_does(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(after[0], expected[0], rtol=0, atol=2e-3)  # Both iterate in bfloat16.
 
 
+def test_muon_leaves_a_group_that_is_not_orthogonal_to_adamw() -> None:
+    (own, bias), (other, other_bias) = layer_and_bias(), layer_and_bias()
+    torch.manual_seed(1)
+    groups = [{"params": [own], "orthogonal": False}, {"params": [bias]}]
+    _, after = train(lambda _: Muon(groups, lr=0.01, weight_decay=0.1), (own, bias))
+    torch.manual_seed(1)
+    _, expected = train(lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), (other, other_bias))
+    for one, two in zip(after, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=0)
+
+
+def test_more_iterations_bring_singular_values_nearer_to_one() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(32, 48)
+    spread = [float(torch.linalg.svdvals(orthogonalise(matrix, count).float()).std()) for count in (1, 3, 5)]
+    assert spread == sorted(spread, reverse=True)
+
+
 def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
     torch.manual_seed(0)
     for shape in [(64, 27), (27, 64), (32, 32)]:
