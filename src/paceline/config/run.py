@@ -22,7 +22,7 @@ NoiseScaleMode = Literal["auto", "all", "off"]
 CheckpointMode = Literal["off", "sync", "async"]
 CudaGraphMode = Literal["auto", "on", "off"]
 OnCheckpointError = Literal["continue", "stop"]
-TestAugmentation = Literal["none", "mirror"]
+TestAugmentation = Literal["none", "mirror", "mirror+shift"]
 BindTo = Literal["none", "core"]
 DEFAULT_STRATEGY = "ddp"
 """Strategy of a run that names none, and the one that others are compared with: the one that most users have."""
@@ -217,8 +217,9 @@ class RunConfig:
     """Stop as soon as an evaluation reaches this test accuracy, as in 0.94, or at the length of the run if none does.
     Without --eval-every, the weights are tested after every epoch."""
     tta: TestAugmentation = setting("none", in_next_command=False, unused_by=("scale", "doctor"))
-    """Test-time augmentation: none, or mirror, which tests the mean of the model's outputs for an image and for its
-    mirror image; only for images whose mirror image has the same class. Training does not change."""
+    """Test-time augmentation: none, mirror or mirror+shift. It tests the mean of the model's outputs for an image and
+    for its mirror image, or for these two and both shifted by a pixel in two directions; only for images whose mirror
+    image has the same class. Training does not change."""
     checkpoint_every: str = setting("", compared=False, may_change=True, numbers=True, unused_by=("doctor",))
     """Write a checkpoint after every N steps (100), after so much training time (30s, 10m, 1h), or after every epoch
     (epoch), and at the end of the run."""

@@ -22,6 +22,14 @@ class Rule(NamedTuple):
     text: str
 
 
+TEST_AUGMENTATIONS = {
+    "none": "none",
+    "mirror": "mirror: the mean of the outputs for an image and for its mirror image is tested",
+    "mirror+shift": "mirror+shift: the mean of the outputs for an image, for its mirror image, and for both of them "
+    "shifted by a pixel in two directions is tested",
+}
+
+
 def format_accuracy(share: float) -> str:
     """Format a target accuracy without trailing zeros, as in 94% or 99.25%."""
     return f"{short(100 * share)}%"
@@ -31,7 +39,6 @@ def race_rules(design: RaceDesign) -> list[Rule]:
     """Return the rules of a race, as the terminal, the page and JSON show them."""
     interval = "epoch" if design.eval_every == EPOCH else plural(int(design.eval_every), "step")
     seeds = f"{design.seed} to {design.seed + design.repeats - 1}" if design.repeats > 1 else str(design.seed)
-    mirror = "the mean of the outputs for an image and for its mirror image is tested"
     return [
         Rule("target", f"{format_accuracy(design.target_accuracy)} test accuracy"),
         Rule(
@@ -44,7 +51,7 @@ def race_rules(design: RaceDesign) -> list[Rule]:
         ),
         Rule("compiling", "not in the training time; shown beside it where the model is compiled"),
         Rule("evaluation", f"after every {interval}, of the synchronised weights on all test data"),
-        Rule("test-time augmentation", "none" if design.tta == "none" else f"{design.tta}: {mirror}"),
+        Rule("test-time augmentation", TEST_AUGMENTATIONS.get(design.tta, design.tta)),
         Rule("runs", f"{design.repeats}, seeds {seeds}; a run that ends without reaching the target is a miss"),
         Rule(
             "score",

@@ -68,9 +68,10 @@ def check_needed(config: RunConfig, *others: object) -> None:
 def check_built_in(config: RunConfig) -> None:
     """Raise for a setting that has no effect on a built-in model or its data set, or does not suit it."""
     given, recipe = _given(config), choose_recipe(config)
-    if config.tta == "mirror" and not data.has_mirrors(config.data):
+    if config.tta != "none" and not data.has_mirrors(config.data):
         raise UsageError(
-            f"--tta mirror was given, but in the data set {config.data} a mirror image has another class or none.",
+            f"--tta {config.tta} was given, but in the data set {config.data} a mirror image has another class or "
+            "none.",
             hint="leave --tta out",
         )
     if "cutout" in given and recipe.cutout and not (config.augment and data.is_augmented(config.data)):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -79,14 +80,20 @@ class Workload:
     def test_forward(self, model: nn.Module, batch: Any, tta: TestAugmentation = "none") -> ForwardResult:
         """Run one forward pass and compute the loss to report: without label smoothing.
 
-        With `mirror`, the output is the mean of those for the images and for their mirror images.
+        With `mirror`, the output is the mean of those for the images and for their mirror images; with `mirror+shift`,
+        the mean of that and of what it is for images shifted by a pixel to the upper left and to the lower right. The
+        border of a shifted image repeats the neighbouring pixels, reflected.
         """
         if tta == "none":
             return self._forward(model, batch, 0.0)
-        images = _images_of(self, batch)
+        images = _images_of(self, batch, tta)
         assert self.loss is not None, "a workload with `step` is refused"
         target = batch[1]
-        output = (model(images) + model(images.flip(-1))) / 2
+        output = _mean_of_mirrored(model, images)
+        if tta == "mirror+shift":
+            wider = F.pad(images, [1, 1, 1, 1], mode="reflect")
+            shifted = wider[..., 2:, 2:], wider[..., :-2, :-2]
+            output = output / 2 + sum(_mean_of_mirrored(model, one) for one in shifted) / 4
         return ForwardResult(self.loss(output, target), output, target)
 
     def _forward(self, model: nn.Module, batch: Any, label_smoothing: float) -> ForwardResult:
@@ -120,16 +127,21 @@ def count_top1(logits: Tensor, target: Tensor) -> Tensor:
     return (logits.argmax(dim=1) == target).sum()
 
 
-def _images_of(workload: Workload, batch: Any) -> Tensor:
+def _mean_of_mirrored(model: nn.Module, images: Tensor) -> Any:
+    """Return the mean of the outputs for the images and for their mirror images."""
+    return (model(images) + model(images.flip(-1))) / 2
+
+
+def _images_of(workload: Workload, batch: Any, tta: TestAugmentation) -> Tensor:
     """Return the images of a test batch, which can be mirrored; raise if there are none."""
     hint = "leave --tta out: it needs images as a floating-point tensor [N, C, H, W], and `loss` instead of `step`"
     if workload.step is not None:
         reason = "the workload defines `step`, which returns no output"
-        raise WorkloadError(f"--tta mirror was given, but {reason}.", hint=hint)
+        raise WorkloadError(f"--tta {tta} was given, but {reason}.", hint=hint)
     images = batch[0]
     if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
         kind = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise WorkloadError(f"--tta mirror was given, but the test inputs are no images: {kind}.", hint=hint)
+        raise WorkloadError(f"--tta {tta} was given, but the test inputs are no images: {kind}.", hint=hint)
     return images
 
 

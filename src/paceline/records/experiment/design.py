@@ -132,7 +132,7 @@ class RaceDesign(CompareDesign, frozen=True, kw_only=True):
     eval_every: str
     """Interval of evaluations: a number of steps, or `epoch`."""
     tta: str
-    """Test-time augmentation: `none` or `mirror`."""
+    """Test-time augmentation: `none`, `mirror` or `mirror+shift`."""
     seed: Count
     """Seed of the first run; the others have the following ones."""
 
