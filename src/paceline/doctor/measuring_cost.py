@@ -117,7 +117,7 @@ class TimedTraining:
         self._sync = Sync(setup.model, make_optimizer, setup.strategy, self.comm, config.bn)
         self._recording.start(self._sync, steps_only=True)
         self._loop = TrainingLoop(config, workload, self._sync, self._source, self._recording)
-        self._loop.training_step.compile_model()
+        self._loop.training_step.prepare()
         on_gpu = self.comm.device.type == "cuda"
         self.cycle = sampled_steps(self._sync.strategy.period).cycle if on_gpu else 1
         """Steps after which the pattern of recorded steps repeats. Blocks of whole cycles have the average cost."""

@@ -22,11 +22,9 @@ from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.config import RunConfig
 from paceline.errors import UsageError, WorkloadError
 from paceline.measure.activity import ACTIVITY
-from paceline.training.precision import autocast
+from paceline.training.dry_pass import dry_pass
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Source
-from paceline.workloads.random_state import kept_random_state
-from paceline.workloads.sampler import split
 from paceline.workloads.workload import Workload
 
 BACKEND = "inductor"
@@ -96,44 +94,14 @@ class CompiledForms:
 def compile_now(
     config: RunConfig, workload: Workload, sync: Sync, source: Source, forms: CompiledForms
 ) -> float | None:
-    """Compile forward and backward by a pass on a micro-batch that changes nothing; return the seconds it took.
+    """Compile forward and backward by a pass that changes nothing; return the seconds it took.
 
-    None if that cannot be: reading the data would consume it, or the strategy cannot accumulate gradients, so that each
-    backward pass needs a step. The first step compiles then. Called on all ranks.
+    None if there can be no such pass. The first step compiles then. Called on all ranks.
     """
-    if source.batch is None or "accumulate" not in sync.strategy.supports:
-        return None
-    share = source.share
-    own = split(source.batch, share.workers)[share.rank]
-    batch = source.peek(len(split(len(own), config.accumulate)[0]))
-    if batch is None:
-        return None
     started_s = time.perf_counter()
-    with ACTIVITY.doing("compiling the model"), kept_random_state(share.device):
-        _pass(config, workload, sync, batch, forms)
-    if share.device.type == "cuda":
-        torch.cuda.synchronize(share.device)
-    return time.perf_counter() - started_s
-
-
-def _pass(config: RunConfig, workload: Workload, sync: Sync, batch: Any, forms: CompiledForms) -> None:
-    """Run forward and backward, and restore gradients and buffers."""
-    model, stopwatch = sync.strategy.model, sync.comm.stopwatch
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    if stopwatch is not None:
-        stopwatch.begin()
-    with explaining_failures(), sync.microbatch(last=False):
-        with autocast(config.precision, sync.comm.device, keeps_casts=False), forms.context(batch):
-            loss = workload.forward(sync.model, batch).loss
-        loss.backward()
-    if stopwatch is not None:
-        stopwatch.drop()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-        for buffer, before in buffers:
-            buffer.copy_(before)
+    with ACTIVITY.doing("compiling the model"), explaining_failures():
+        is_done = dry_pass(config, workload, sync, source, forms)
+    return time.perf_counter() - started_s if is_done else None
 
 
 @contextmanager

@@ -123,10 +123,9 @@ class TrainingLoop:
         """Train for the configured epochs, steps or seconds, or until the target is reached."""
         total = self._total
         source = self.source
-        compile_s = None
         if self.config.compile:
             self.recording.write_event(CompilingEvent())
-            compile_s = self.training_step.compile_model()
+        compile_s = self.training_step.prepare()
         start = StartEvent(
             steps=total,
             steps_per_epoch=source.expected_steps,

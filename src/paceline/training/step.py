@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from paceline.config import RunConfig
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.training.compiled import CompiledForms, compile_now
+from paceline.training.dry_pass import dry_pass
 from paceline.training.precision import autocast
 from paceline.training.recording.recording import Recording
 from paceline.training.sync import Sync
@@ -43,11 +45,17 @@ class TrainingStep:
         self.compiled = CompiledForms() if config.compile else None
         """Micro-batches for which the model is compiled; None if it is not compiled."""
 
-    def compile_model(self) -> float | None:
-        """Compile the model before the first step; return the seconds it took, None if it was not done."""
-        if self.compiled is None:
-            return None
-        return compile_now(self.config, self.workload, self.sync, self.source, self.compiled)
+    def prepare(self) -> float | None:
+        """Compile the model before the first step; return the seconds it took, None if it was not done.
+
+        On a GPU, a model that is not compiled has its kernels loaded, which takes longer than many steps.
+        """
+        if self.compiled is not None:
+            return compile_now(self.config, self.workload, self.sync, self.source, self.compiled)
+        if self.source.share.device.type == "cuda":
+            with suppress(torch.OutOfMemoryError):  # The first step will say what it needs.
+                dry_pass(self.config, self.workload, self.sync, self.source)
+        return None
 
     def forward_context(self, batch: Any) -> AbstractContextManager[Any]:
         """Return the context for the forward pass of a micro-batch that decides whether compiled code is used."""
