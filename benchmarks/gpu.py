@@ -2,10 +2,14 @@
 
 One process trains ResNet-18 on 50,000 synthetic images of 3×32×32, in bf16 with channels-last memory. Data and
 augmentation are included in all times. The hand-written loops (hand_written.py) have a data path of their own, of a few
-lines: one is eager, the other has its whole step captured as one CUDA graph. Blocks of all candidates alternate; a
-ratio compares blocks of the same round.
+lines: one is eager, the other has its whole step captured as one CUDA graph. They compute the same loss, with label
+smoothing. Blocks of all candidates alternate; a ratio compares blocks of the same round.
 
-    python benchmarks/gpu.py [--batch 32 …] [--compile] [--kernels 2048] [--rounds 8] [--json FILE] [--quick]
+With `--host`, the host time of Paceline's eager step is compared with that of the hand-written eager loop, by operation
+and by function (host_time.py).
+
+    python benchmarks/gpu.py [--batch 32 …] [--compile] [--kernels 2048] [--host 32] [--rounds 8] [--json FILE]
+        [--quick]
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import torch
 from free_port import free_port
 from gpu_kernels import KernelTime, kernel_times, show_kernels
 from hand_written import HandWritten
+from host_time import HostTime, function_times, operation_times, show_host
 from paired import Ratio, ratio, write_results
 from rich.console import Console
 from rich.table import Table
@@ -47,8 +52,10 @@ BATCHES = (32, 128, 512, 2048)
 BLOCK_S = 0.5
 """Least length of a block of steps."""
 EAGER, BARE_GRAPH = "hand-written eager", "hand-written bare graph"
+OURS, WITHOUT_EVENTS = "Paceline eager", "Paceline eager without events"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "Paceline eager": {"cuda_graph": "off"},
+    OURS: {"cuda_graph": "off"},
+    WITHOUT_EVENTS: {"cuda_graph": "off", "events": False},
     "Paceline": {"cuda_graph": "on"},
     "Paceline --compile": {"cuda_graph": "on", "compile": True},
 }
@@ -117,7 +124,8 @@ def hand_written(setup: RankSetup, *, graph: bool) -> HandWritten:
     normal, labels = train.batch(torch.arange(len(train)), seed=0, epoch=None)
     batch = setup.source().batch
     assert batch is not None
-    return HandWritten(model, normal, labels.to(setup.comm.device), batch, graph=graph)
+    smoothing = setup.workload.label_smoothing
+    return HandWritten(model, normal, labels.to(setup.comm.device), batch, graph=graph, label_smoothing=smoothing)
 
 
 def candidates(
@@ -180,6 +188,15 @@ def measure(
     return rows, timed
 
 
+def compare_host(batch: int, world: World, device: str) -> dict[str, list[HostTime]]:
+    """Return the host time of a step of the hand-written eager loop and of Paceline's, by operation and by function."""
+    with ExitStack() as stack:
+        base, other = (
+            candidate.train for candidate, _ in candidates(batch, world, device, [EAGER, OURS], stack).values()
+        )
+        return {"operation": operation_times(base, other), "function": function_times(base, other)}
+
+
 def show(rows: Sequence[Row], rounds: int, console: Console) -> None:
     """Print the table."""
     title = f"ResNet-18, {IMAGES:,} images, bf16, channels-last, {rounds} rounds; medians; ratios with 95% intervals"
@@ -199,6 +216,9 @@ def main() -> int | None:
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="batch sizes [default: 32 128 512 2048]")
     parser.add_argument("--compile", action="store_true", help="also measure --compile, which takes about a minute")
     parser.add_argument("--kernels", type=int, nargs="+", default=[], metavar="BATCH", help="show kernels of a step")
+    parser.add_argument(
+        "--host", type=int, nargs="+", default=[], metavar="BATCH", help="show host time of eager steps"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="number of rounds [default: 8]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     parser.add_argument("--quick", action="store_true", help="measure one round, to check that it works")
@@ -211,12 +231,14 @@ def main() -> int | None:
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     world, rounds = join_world(timeout_s=120), 1 if options.quick else options.rounds
     console = Console(width=None if sys.stdout.isatty() else 140)
-    plain = [EAGER, "Paceline eager", BARE_GRAPH, "Paceline"]
+    plain = [EAGER, OURS, BARE_GRAPH, "Paceline"]
     rows: list[Row] = []
     kernels: dict[str, list[KernelTime]] = {}
+    host: dict[str, list[HostTime]] = {}
     for batch in options.batch:
         print(f"batch {batch}: {rounds} rounds …", file=sys.stderr)
-        found, timed = measure(batch, rounds, world, "cuda", plain, kernels=batch in options.kernels)
+        names = [EAGER, WITHOUT_EVENTS, *plain[1:]] if batch in options.host else plain
+        found, timed = measure(batch, rounds, world, "cuda", names, kernels=batch in options.kernels)
         rows += found
         if timed:
             kernels[str(batch)] = timed
@@ -229,10 +251,15 @@ def main() -> int | None:
             if timed:
                 kernels[f"{batch} compiled"] = timed
                 show_kernels(timed, f"Kernels of a step of Paceline --compile at batch {batch}", console)
+        if batch in options.host:
+            for kind, times in compare_host(batch, world, "cuda").items():
+                host[f"{batch} by {kind}"] = times
+                show_host(times, f"Host time of a step of {OURS} at batch {batch}, by {kind}; base: {EAGER}", console)
         show(rows, rounds, console)
         if options.json:
             named = {name: [asdict(kernel) for kernel in timed] for name, timed in kernels.items()}
-            content = {"rounds": rounds, "rows": [asdict(row) for row in rows], "kernels": named}
+            host_named = {name: [asdict(time) for time in times] for name, times in host.items()}
+            content = {"rounds": rounds, "rows": [asdict(row) for row in rows], "kernels": named, "host": host_named}
             write_results(options.json, content)
     sys.stdout.flush()
     os._exit(0)  # Destructors of C++ libraries may abort at exit; all results are written by now.

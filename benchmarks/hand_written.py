@@ -20,7 +20,16 @@ PAD = 4
 class HandWritten:
     """A model in a loop of a few lines, with or without one CUDA graph of the whole step."""
 
-    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, batch: int, *, graph: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        batch: int,
+        *,
+        graph: bool = False,
+        label_smoothing: float = 0.0,
+    ) -> None:
         """Train `model` on normalised images [N, C, H, W], and labels, on the device of the labels."""
         self._device = labels.device
         self._model = model.to(self._device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
@@ -29,6 +38,7 @@ class HandWritten:
         )
         self._padded = F.pad(images.to(self._device), [PAD] * 4).permute(0, 2, 3, 1).contiguous()
         self._labels, self._batch, self._size = labels, batch, images.shape[-1]
+        self._label_smoothing = label_smoothing
         self._batches = self._endless_batches()
         self._loss = torch.zeros((), device=self._device)
         self._correct = torch.zeros((), device=self._device, dtype=torch.int64)
@@ -69,7 +79,7 @@ class HandWritten:
     def _step(self, images: Tensor, labels: Tensor) -> None:
         with torch.autocast(self._device.type, torch.bfloat16, cache_enabled=self._replay is None):
             outputs = self._model(images)
-            loss = F.cross_entropy(outputs, labels)
+            loss = F.cross_entropy(outputs, labels, label_smoothing=self._label_smoothing)
         self._loss += loss.detach()
         self._correct += (outputs.argmax(1) == labels).sum()
         loss.backward()

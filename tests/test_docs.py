@@ -161,7 +161,7 @@ def test_options_named_in_the_text_exist() -> None:
     known = {f"--{name.replace('_', '-')}" for kind in KINDS for name in kind.__dataclass_fields__}
     known |= {f"--no-{name.removeprefix('--')}" for name in known}
     known |= {"--out", "--json", "--csv", "--config", "--help", "--no-reshuffle", "--nproc-per-node", "--logdir"}
-    known |= {"--list", "--only", "--write", "--faults", "--rounds"}  # Of benchmarks.
+    known |= {"--list", "--only", "--write", "--faults", "--host", "--rounds"}  # Of benchmarks.
     for name in ("submit", "train", "race"):
         known |= {option for parameter in get_command(app).commands[name].params for option in parameter.opts}  # type: ignore[attr-defined]
     known |= {

@@ -14,17 +14,28 @@ import gpu
 from free_port import free_port
 from paceline.comm.network import LOOPBACK
 from paceline.comm.world import join_world
-import os
+import os, sys
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
 gpu.BLOCK_S = 0.01
-gpu.SETTINGS["Paceline eager"] = {}
-rows, _ = gpu.measure(16, 2, join_world(timeout_s=60), "cpu", [gpu.EAGER, "Paceline eager"])
+gpu.SETTINGS[gpu.OURS] = {}
+world = join_world(timeout_s=60)
+rows, _ = gpu.measure(16, 2, world, "cpu", [gpu.EAGER, gpu.OURS])
 eager, ours = rows
-assert (eager.candidate, ours.candidate) == (gpu.EAGER, "Paceline eager")
+assert (eager.candidate, ours.candidate) == (gpu.EAGER, gpu.OURS)
 assert eager.to_eager.median == 1
 assert ours.to_bare_graph is None
 assert all(abs(row.epoch_s - row.step_ms / 1e3 * gpu.IMAGES / 16) < 1e-9 for row in rows)
+
+host = gpu.compare_host(16, world, "cpu")
+operations = {time.name: time for time in host["operation"]}
+convolution = operations["aten::convolution"]
+assert convolution.calls == convolution.base_calls == 2
+assert min(convolution.us, convolution.base_us) > 0
+backward = next(time for time in host["function"] if "run_backward" in time.name)
+assert backward.calls == backward.base_calls == 1
+for kind, times in host.items():
+    gpu.show_host(times, kind, gpu.Console(file=sys.stderr))
 os._exit(0)
 """
 

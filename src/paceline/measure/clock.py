@@ -78,15 +78,18 @@ class CudaClock(Clock):
 
     on_host = False
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
+        self._device = torch.cuda.current_device() if device.index is None else device.index
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        """Streams that were current when a time was marked, by their handles."""
         self._free: list[torch.cuda.Event] = []
         self._anchor = torch.cuda.Event(enable_timing=True)
         self.anchor()
 
     def anchor(self) -> None:
         # Times between events are float32 milliseconds, which become coarse far from the anchor.
-        self._anchor.record()
+        self._anchor.record(self._current_stream())
         self._anchor.synchronize()
         self._anchored_s = time.perf_counter()
 
@@ -95,8 +98,18 @@ class CudaClock(Clock):
             event = self._free.pop()
         except IndexError:
             event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._current_stream())
         return event
+
+    def _current_stream(self) -> torch.cuda.Stream:
+        """Return the current stream of the device, by its handle: `torch.cuda.current_stream` looks for GPUs in each
+        call and creates an object, which takes the host longer than to record an event.
+        """
+        handle = torch._C._cuda_getCurrentRawStream(self._device)
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = torch.cuda.current_stream(self._device)
+        return stream
 
     def cpu_mark(self) -> CpuMark:
         return self.mark(), float("nan")
@@ -117,4 +130,4 @@ class CudaClock(Clock):
 
 def clock_for(device: torch.device) -> Clock:
     """Return the clock for a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else HostClock()

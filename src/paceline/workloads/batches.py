@@ -284,15 +284,13 @@ class ChunkedSource(IndexedSource):
         steps = super().epoch(epoch, start)
         while chunk := self._next_chunk(steps):
             contents = [micro_batch.content for micro_batches in chunk for micro_batch in micro_batches]
-            made = _SampleChunk(self._samples, torch.cat(contents), epoch)
-            position = 0
+            sizes = [micro_batch.samples for micro_batches in chunk for micro_batch in micro_batches]
+            made = _SampleChunk(functools.partial(self._fetch, torch.cat(contents), epoch), sizes)
+            parts = itertools.count()
             for micro_batches in chunk:
-                own = list[MicroBatch]()
-                for micro_batch in micro_batches:
-                    end = position + micro_batch.samples
-                    own.append(replace(micro_batch, content=_SampleChunkPart(made, range(position, end))))
-                    position = end
-                yield own
+                yield [
+                    replace(micro_batch, content=_SampleChunkPart(made, next(parts))) for micro_batch in micro_batches
+                ]
 
     @staticmethod
     def _next_chunk(steps: Iterator[list[MicroBatch]]) -> list[list[MicroBatch]]:
@@ -307,20 +305,20 @@ class ChunkedSource(IndexedSource):
 
     def fetch(self, micro_batch: MicroBatch) -> Any:
         if isinstance(micro_batch.content, _SampleChunkPart):
-            return self.share.to_device(micro_batch.content.batch)
+            return micro_batch.content.batch
         return super().fetch(micro_batch)  # Of a step that was asked for by its number.
 
 
 class _SampleChunk:
     """Samples of several steps, made into one batch when the first of them is fetched."""
 
-    def __init__(self, samples: Samples, indices: Tensor, epoch: int | None) -> None:
-        self._samples, self._indices, self._epoch = samples, indices, epoch
+    def __init__(self, fetch: Callable[[], Any], sizes: list[int]) -> None:
+        self._fetch, self._sizes = fetch, sizes
 
     @functools.cached_property
-    def batch(self) -> Any:
-        """All samples."""
-        return self._samples.batch(self._indices, self._epoch)
+    def batches(self) -> list[tuple[Tensor, ...]]:
+        """Micro-batches of all steps, as parts of one batch on the device, without copies."""
+        return list(zip(*(column.split(self._sizes) for column in self._fetch()), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,12 +326,12 @@ class _SampleChunkPart:
     """One micro-batch of a chunk."""
 
     chunk: _SampleChunk
-    part: range
+    number: int
 
     @property
     def batch(self) -> Any:
         """The samples, without a copy."""
-        return tuple(column[self.part.start : self.part.stop] for column in self.chunk.batch)
+        return self.chunk.batches[self.number]
 
 
 class LoaderSource(IndexedSource):

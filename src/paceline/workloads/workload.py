@@ -17,6 +17,7 @@ from paceline.config.run import TestAugmentation
 from paceline.errors import WorkloadError
 from paceline.formatting import join_names
 from paceline.workloads.data.images import ImageSet
+from paceline.workloads.label_smoothing import smoothed_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,8 @@ class Workload:
         assert self.loss is not None
         inputs, target = batch
         output = model(inputs)
+        if label_smoothing and isinstance(self.train, ImageSet):  # Its labels are classes, all of them.
+            return ForwardResult(smoothed_cross_entropy(output, target, label_smoothing), output, target)
         options = {"label_smoothing": label_smoothing} if label_smoothing else {}
         return ForwardResult(self.loss(output, target, **options), output, target)
 

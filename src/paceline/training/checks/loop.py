@@ -227,12 +227,19 @@ class LoopChecks:
         """
         if self._is_stepping:  # In `sync.step()`, an optimiser may call another one that it wraps.
             return
+        # Every optimiser of the process comes here, also those of other models: so what most often returns comes first.
+        names = [
+            self._names[id(p)]
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if id(p) in self._names and p.grad is not None
+        ]
+        if not names:
+            return
         strategy = self._strategy
         if isinstance(strategy, UpdatesInParts) and strategy.partial_update_step() is not None:
             return
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        names = [self._names[id(p)] for p in parameters if id(p) in self._names and p.grad is not None]
-        if not names or _is_called_by(strategy):  # As in `finish`, or in a hook of backward.
+        if _is_called_by(strategy):  # As in `finish`, or in a hook of backward.
             return
         if optimizer is not self._optimizer:
             raise WorkloadError(
