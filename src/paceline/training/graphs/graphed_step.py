@@ -45,7 +45,7 @@ class GraphedStep(TrainingStep):
     The first step of the run prepares kernels and the optimiser's state. The next three are the trial's. At the end of
     their window, outside of all measured times, the graphs are captured and train these steps again. Micro-batches of a
     form that was never seen, such as the last of an epoch, are trained without graphs once, and captured at the end of
-    their window.
+    their window. Steps whose gradient noise is measured are trained without graphs, because replays run no hooks.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -75,6 +75,9 @@ class GraphedStep(TrainingStep):
 
     def run(self, micro_batches: list[MicroBatch]) -> bool:
         self._steps += 1
+        if self._uses_graphs and self.sync.noise.is_measuring:
+            self._detach()
+            return super().run(micro_batches)
         if self._uses_graphs:
             return self._run_with_graphs(micro_batches)
         if not self._is_decided and self._steps > 1 and len(self._trial) < STEPS:
@@ -219,7 +222,9 @@ class GraphedStep(TrainingStep):
         reason = reason or ("" if agreed else "they cannot be used on another rank.")
         self._uses_graphs = agreed
         self._end_trial()
-        if not agreed:
+        if agreed:
+            self.sync.noise.begin_replays()
+        else:
             self._release()
             self._take_back_choice()
             if self.config.cuda_graph == "on":
