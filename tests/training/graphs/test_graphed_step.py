@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paceline.analysis.traffic.payload import payload_of
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
 from paceline.measure.steps import make_stopwatch
@@ -58,6 +59,11 @@ def with_sgd(scheduler: Callable[..., torch.optim.lr_scheduler.LRScheduler], **p
     return plain(
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9), scheduler=scheduler, **parts
     )
+
+
+def wide() -> Workload:
+    """Return a model whose gradients are larger than the loop's own messages."""
+    return plain(nn.Flatten(), nn.Linear(64, 1000), nn.Linear(1000, 64))
 
 
 def with_dropout() -> Workload:
@@ -478,6 +484,22 @@ def test_noise_that_cannot_be_measured_does_not_prevent_graphs(pool: Pool, tmp_p
     assert auto.decision.used, auto.decision.reason
     assert noise_sums(auto)[0] == 0
     assert auto.returned == list(range(auto.decided_at, len(auto.losses)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"eval_every": "10"}, {"bn": "local"}], ids=str)
+def test_what_the_trial_sends_is_not_counted(pool: Pool, tmp_path: Path, settings: dict[str, Any]) -> None:
+    settings = RECIPE | {"strategy": "allreduce", "precision": "fp32", "workload": "wide"} | settings
+    off, auto = both(pool, tmp_path, ranks=2, **settings)
+    assert auto.decision.used, auto.decision.reason
+    for trained in (off, auto):
+        counted = payload_of(trained.record)
+        assert counted is not None
+        assert counted.holds, counted.pairs
+    assert auto.record.summary is not None
+    assert off.record.summary is not None
+    assert auto.record.summary.sockets is not None
+    assert off.record.summary.sockets is not None
+    assert auto.record.summary.sockets.steps == off.record.summary.sockets.steps > 0
 
 
 def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> None:

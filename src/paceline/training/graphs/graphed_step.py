@@ -219,6 +219,8 @@ class GraphedStep(TrainingStep):
         if after is not None:
             after.restore()
         agreed = self._is_agreed(not reason)
+        if self.sync.payload is not None:  # What the trial sends does not belong to the next window.
+            self.sync.payload.close_window(0, counts=False)
         reason = reason or ("" if agreed else "they cannot be used on another rank.")
         self._uses_graphs = agreed
         self._end_trial()
