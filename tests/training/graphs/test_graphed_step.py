@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paceline.analysis.resources import rank_usage, usage
 from paceline.analysis.traffic.payload import payload_of
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, RunRecord, read_run
 from paceline.records.events import CudaGraphEvent, LogEvent
+from paceline.records.schema import GRAPHS
 from paceline.training import gradient_noise
 from paceline.training.gradient_noise import NoiseSampler
 from paceline.training.graphs import capture
@@ -500,6 +502,20 @@ def test_what_the_trial_sends_is_not_counted(pool: Pool, tmp_path: Path, setting
     assert auto.record.summary.sockets is not None
     assert off.record.summary.sockets is not None
     assert auto.record.summary.sockets.steps == off.record.summary.sockets.steps > 0
+
+
+def test_captures_are_marked_and_not_training(pool: Pool, tmp_path: Path) -> None:
+    """The trial, and the smaller batch at the end of an epoch; a mark is between two steps."""
+    run = Trained(pool, tmp_path, "auto", 1, RECIPE | {"steps": 40, "epochs": None, "log_every": 5})
+    trial, last_batch = (mark for mark in run.record.marks[0] if mark.kind == GRAPHS)
+    steps = run.record.steps[0]
+    ends = steps["start_s"] + steps.total_s
+    for mark, step in ((trial, run.decided_at), (last_batch, 2 * run.decided_at)):
+        assert ends[step - 1] <= mark.start_s < mark.end_s <= steps["start_s"][step]
+    assert run.record.summary is not None
+    (used,) = usage(run.record)
+    assert run.record.summary.ranks[0].cpu_share == pytest.approx(used.cpu_share)
+    assert used.cpu_share != rank_usage(0, run.record.resources[0], steps).cpu_share, "with the captures"
 
 
 def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> None:

@@ -171,10 +171,10 @@ class GraphedStep(TrainingStep):
     # Captures and the trial, between two windows.
 
     def between_windows(self) -> None:
-        if self._uses_graphs:
-            self._capture_missing()
-        elif not self._is_decided and len(self._trial) == STEPS:
-            self._decide()
+        is_decision = not self._is_decided and len(self._trial) == STEPS
+        if is_decision or (self._uses_graphs and (self._missing or self._updates.has_missing)):
+            with self.recording.capturing_graphs():
+                (self._decide if is_decision else self._capture_missing)()
 
     def _capture_missing(self) -> None:
         """Capture what appeared without a graph in the last window; a form that fails is never tried again."""
@@ -195,7 +195,7 @@ class GraphedStep(TrainingStep):
         if not self._has_too_many_forms:
             self._has_too_many_forms = True
             reason = f"micro-batches have more than {MOST_FORMS} forms, and the others are trained without."
-            self.write_event(CudaGraphEvent(used=True, reason=reason))
+            self.recording.write_event(CudaGraphEvent(used=True, reason=reason))
 
     def _decide(self) -> None:
         """Train the steps of the trial again, with graphs; all ranks use them, or none."""
@@ -233,7 +233,7 @@ class GraphedStep(TrainingStep):
                 raise WorkloadError(
                     f"--cuda-graph on was given, but {reason}", hint="use --cuda-graph auto, or off; see docs/gpu.md"
                 )
-        self.write_event(CudaGraphEvent(used=agreed, reason=reason, took_s=time.perf_counter() - started_s))
+        self.recording.write_event(CudaGraphEvent(used=agreed, reason=reason, took_s=time.perf_counter() - started_s))
 
     def _is_agreed(self, is_fine: bool) -> bool:
         """Return whether something holds on all ranks."""
