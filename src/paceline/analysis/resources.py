@@ -14,7 +14,7 @@ from paceline.records.resources import Resources
 from paceline.records.schema import GRAPHS, MarkRow
 
 FloatColumn = npt.NDArray[np.float64]
-Interval = tuple[float, float]
+TimeSpan = tuple[float, float]
 """Two times."""
 
 MIN_INTERVAL_S = 0.05
@@ -128,7 +128,7 @@ def training_time(samples: Resources, steps: Steps | None) -> tuple[float, float
     return (float(samples["time_s"][0]), float(samples["time_s"][-1])) if len(samples) else (0.0, 0.0)
 
 
-def training_parts(first_s: float, last_s: float, marks: Sequence[MarkRow] = ()) -> list[Interval]:
+def training_parts(first_s: float, last_s: float, marks: Sequence[MarkRow] = ()) -> list[TimeSpan]:
     """Return the time between two times without that in which CUDA graphs were tried or captured, in order."""
     captures = sorted((mark.start_s, mark.end_s) for mark in marks if mark.kind == GRAPHS)
     inside = [capture for capture in captures if first_s <= capture[0] and capture[1] <= last_s]
@@ -169,7 +169,7 @@ def _host_usage(host: int, ranks: Sequence[RankUsage], run: RunRecord) -> HostUs
     )
 
 
-def _during(samples: Resources, parts: Sequence[Interval]) -> npt.NDArray[np.bool_]:
+def _during(samples: Resources, parts: Sequence[TimeSpan]) -> npt.NDArray[np.bool_]:
     """Return a mask of the samples during training; if there are none, of the sample nearest to its end."""
     times = samples["time_s"]
     inside: npt.NDArray[np.bool_] = np.any(
@@ -180,7 +180,7 @@ def _during(samples: Resources, parts: Sequence[Interval]) -> npt.NDArray[np.boo
     return inside
 
 
-def _rate(samples: Resources, counter: str, parts: Sequence[Interval]) -> float | None:
+def _rate(samples: Resources, counter: str, parts: Sequence[TimeSpan]) -> float | None:
     """Return the growth of a counter per second of training, interpolated linearly between samples."""
     length_s = sum(last_s - first_s for first_s, last_s in parts)
     if len(samples) < 2 or length_s <= 0:
@@ -188,7 +188,7 @@ def _rate(samples: Resources, counter: str, parts: Sequence[Interval]) -> float 
     return float(np.diff(np.interp(parts, samples["time_s"], samples[counter])).sum() / length_s)
 
 
-def _mean_power_w(samples: Resources, parts: Sequence[Interval]) -> float | None:
+def _mean_power_w(samples: Resources, parts: Sequence[TimeSpan]) -> float | None:
     """Return the mean power by the GPU's counter of energy; where it has none, the mean of the sampled power."""
     counted = np.isfinite(samples["gpu_energy_j"])
     if counted.sum() < 2:
@@ -196,7 +196,7 @@ def _mean_power_w(samples: Resources, parts: Sequence[Interval]) -> float | None
     return _rate(Resources({name: values[counted] for name, values in samples.columns.items()}), "gpu_energy_j", parts)
 
 
-def mean_over_time(times: FloatColumn, shares: FloatColumn, parts: Sequence[Interval]) -> float | None:
+def mean_over_time(times: FloatColumn, shares: FloatColumn, parts: Sequence[TimeSpan]) -> float | None:
     """Return the mean of shares over some intervals; each share covers the time since the previous sample."""
     covered = np.sum([np.diff(times.clip(first_s, last_s)) for first_s, last_s in parts], axis=0)
     lengths = np.where(np.isfinite(shares[1:]), covered, 0.0)
