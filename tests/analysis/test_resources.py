@@ -57,6 +57,22 @@ def test_only_the_time_of_training_counts(tmp_path: Path) -> None:
     assert found.sampler_share == pytest.approx(0.001)
 
 
+def test_captures_of_graphs_are_not_training(tmp_path: Path) -> None:
+    marks = [
+        MarkRow("graphs", 2, 4, ""),
+        MarkRow("gc", 3, 3.5, "generation 2"),
+        MarkRow("gc", 4, 4.5, "generation 0"),
+        MarkRow("graphs", 5.5, 6, ""),
+    ]
+    busy = [sample._replace(host_busy=share) for sample, share in zip(SAMPLES, (0, 0.5, 1, 0.25, 0.25), strict=True)]
+    run = write_run(tmp_path, [busy], marks, ranks_per_host=1)
+    (found,), (host,) = usage(run), host_usage(run)
+    assert found.cpu_share == pytest.approx((1 * 0 + 0.5 * 0 + 0.5 * 2) / 2), "seconds 1 to 2 and 4 to 5"
+    assert found.resident_bytes == 400
+    assert (found.collections, found.collection_s) == (1, 0.5)
+    assert host.busy == pytest.approx((1 * 0.5 + 1 * 0.25) / 2)
+
+
 def test_a_run_shorter_than_the_sampling_period_uses_the_sample_nearest_to_its_end(tmp_path: Path) -> None:
     (found,) = usage(write_run(tmp_path, [[row(0, 1, 100), row(5.5, 2, 200)]]))
     assert found.resident_bytes == 200

@@ -6,16 +6,19 @@ The gradient of a sample is w − x, so the exact gradient is w − μ, and its 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from device_operations import without_waiting
 from paceline.comm.group import Comm
 from paceline.records.events import NoiseFigures
 from paceline.strategies.base.scaling import StepSkipper
 from paceline.strategies.registry import create
+from paceline.training import gradient_noise
 from paceline.training.gradient_noise import NoiseShare, figures_of
 from paceline.training.sync import Sync
 from paceline.workloads.sampler import split
@@ -158,3 +161,76 @@ def measure_nothing(comm: Comm, strategy: str) -> tuple[None, str | None]:
     ) as sync:
         sync.measure_noise("auto", 1)
         return None, sync.noise.reason
+
+
+def test_nodes_of_gradients_are_kept_in_measured_steps_only(pool: Pool) -> None:
+    """Autograd makes new ones afterwards, in the stream of that time, as captures of CUDA graphs need it."""
+    assert pool.run(find_marked_nodes, 1) == [(True, False)]
+
+
+def find_marked_nodes(comm: Comm) -> tuple[bool, bool]:
+    """Mark the node of a parameter in a measured step; return whether it is the same in backward, and afterwards."""
+    with Sync(
+        Quadratic(), lambda named: torch.optim.SGD([p for _, p in named], lr=0.0), create("single"), comm, "local"
+    ) as sync:
+        sync.measure_noise("all", 2)
+        (_, parameter), *_ = sync.strategy.parameters
+        sync.noise.begin_step(1)
+        get_gradient_edge(parameter).node.metadata["is marked"] = True
+        for number in range(2):
+            sync.noise.begin_micro_batch(BATCH, 0.5)
+            loss = 0.5 * sync.model(samples_of(number))
+            during = "is marked" in get_gradient_edge(parameter).node.metadata
+            loss.backward()
+        del loss
+        sync.noise.end_backward(None)
+        sync.step()
+        sync.noise.end_step()
+        return during, "is marked" in get_gradient_edge(parameter).node.metadata
+
+
+NORMS_S, EAGER_S, REPLAYED_S = 0.001, 0.020, 0.004
+"""Times of the norms of a step, of a step without graphs, and of one with graphs."""
+WINDOWS, WINDOW_STEPS = 1000, 25
+
+
+@pytest.mark.parametrize(("are_replayed", "measured"), [(False, 2000), (True, 24)])
+def test_measuring_takes_its_share_of_the_time(pool: Pool, are_replayed: bool, measured: int) -> None:
+    """Where other steps are replayed, a measured one costs what it takes longer than they do, not the norms alone."""
+    assert pool.run(train_on_a_clock, 1, are_replayed) == [
+        (pytest.approx(0.004, rel=0.1), pytest.approx(measured, 0.1))
+    ]
+
+
+def train_on_a_clock(comm: Comm, are_replayed: bool) -> tuple[float, int]:
+    """Make steps whose times a clock of our own shows; return the share of the measured ones, and their number."""
+    now_s = 0.0
+    step_s = REPLAYED_S if are_replayed else EAGER_S
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Sync(
+            Quadratic(), lambda named: torch.optim.SGD([p for _, p in named], lr=0.0), create("single"), comm, "local"
+        ) as sync,
+    ):
+        patch.setattr(gradient_noise, "time", SimpleNamespace(perf_counter=lambda: now_s))
+        sync.measure_noise("auto", 2)
+        noise, spent_s, measured = sync.noise, 0.0, 0
+        for window in range(WINDOWS):
+            if window == 1 and are_replayed:
+                noise.begin_replays()
+                now_s = spent_s = measured = 0
+            samples, began_s = [], now_s
+            for step in range(window * WINDOW_STEPS, (window + 1) * WINDOW_STEPS):
+                noise.begin_step(step)
+                now_s += (EAGER_S if noise.is_measuring or window == 0 else step_s) + NORMS_S * noise.is_measuring
+                sample = noise.end_step()
+                if sample is not None:
+                    sample.cost_s = max(sample.cost_s, NORMS_S)
+                    samples.append(sample)
+                    spent_s += EAGER_S + NORMS_S - step_s
+            measured += len(samples)
+            figures = NoiseFigures(
+                steps=len(samples) or 1, gradient_sq=1.0, trace=1.0, cost_s=sum(one.cost_s for one in samples)
+            )
+            noise.adapt(figures if samples else None, now_s - began_s, WINDOW_STEPS)
+        return spent_s / now_s, measured

@@ -9,7 +9,7 @@ import torch
 
 from cli.test_train import losses, train
 from paceline.records import RunRecord, read_run
-from paceline.records.events import CudaGraphEvent, EvaluationEvent
+from paceline.records.events import CudaGraphEvent, EvaluationEvent, LogEvent
 from paceline.training.checkpoints.storage.load import load
 
 pytestmark = pytest.mark.gpu
@@ -58,6 +58,7 @@ def test_no_optimiser_waits_for_the_device(tmp_path: Path, optimizer: str, mode:
         ("--precision", "bf16", "--channels-last"),
         ("--accumulate", "2", "--clip-norm", "0.5", "--cuda-graph", "on"),
         ("--accumulate", "2", "--noise-scale", "all"),
+        ("--accumulate", "2", "--noise-scale", "auto", "--cuda-graph", "on"),
         ("--strategy", "allreduce", "--cuda-graph", "off"),
         ("--strategy", "ddp"),
     ],
@@ -91,6 +92,13 @@ def test_optimisers_in_graphs(tmp_path: Path, optimizer: str) -> None:
     """The third epoch ends with a batch that is captured in the first."""
     schedule = ("--schedule", "cosine", "--warmup-steps", "3")
     both(tmp_path, "--epochs", "3", "--optimizer", optimizer, *schedule, *OPTIMIZERS[optimizer])
+
+
+def test_noise_that_is_measured_between_graphs(tmp_path: Path) -> None:
+    """Hooks of measured steps leave nothing behind that a capture does not allow, such as nodes of another stream."""
+    runs = both(tmp_path, "--epochs", "6", "--accumulate", "2", "--noise-scale", "auto", *OPTIMIZERS["sgd"])
+    for record in runs:
+        assert sum(event.noise.steps for event in record.events_of(LogEvent) if event.noise is not None) > 1
 
 
 def test_bf16_in_graphs(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def _cores(run: RunRecord) -> float:
 def _load(run: RunRecord, ranks: list[int]) -> float | None:
     samples = run.resources[ranks[0]]  # Only the first rank of a host samples the host.
     first_s, last_s = _sampled_time(samples, *training_time(samples, run.steps.get(ranks[0])))
-    busy = mean_over_time(samples["time_s"], samples["host_busy"], first_s, last_s)
+    busy = mean_over_time(samples["time_s"], samples["host_busy"], [(first_s, last_s)])
     shares = [usage_between(rank, run.resources[rank], first_s, last_s).cpu_share for rank in ranks]
     if busy is None or last_s - first_s < MIN_TIME_S or None in shares:
         return None

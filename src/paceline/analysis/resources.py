@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from paceline.records.reader import RunRecord, Steps
 from paceline.records.resources import Resources
-from paceline.records.schema import MarkRow
+from paceline.records.schema import GRAPHS, MarkRow
 
 FloatColumn = npt.NDArray[np.float64]
+TimeSpan = tuple[float, float]
+"""Two times."""
 
 MIN_INTERVAL_S = 0.05
 """Shortest time between two samples from which CPU use is computed."""
@@ -27,7 +29,8 @@ class RankUsage:
     host: int
     """Number of its host, from 0."""
     cpu_share: float | None
-    """CPU time ÷ wall time, from the start of the first step to the end of the last: 1 means one core fully used."""
+    """CPU time ÷ wall time, from the start of the first step to the end of the last, without captures of CUDA graphs:
+    1 means one core fully used."""
     resident_bytes: float | None
     """Median of its resident memory."""
     device_bytes: float | None
@@ -94,21 +97,24 @@ def rank_usage(
 def usage_between(
     rank: int, samples: Resources, first_s: float, last_s: float, marks: Sequence[MarkRow] = (), *, host: int = 0
 ) -> RankUsage:
-    """Return one rank's resource use from its samples, between two times."""
-    during = _during(samples, first_s, last_s)
-    collections = [mark for mark in marks if mark.kind == "gc" and first_s <= mark.start_s <= last_s]
+    """Return one rank's resource use from its samples, between two times, without captures of CUDA graphs."""
+    parts = training_parts(first_s, last_s, marks)
+    during = _during(samples, parts)
+    collections = [
+        mark for mark in marks if mark.kind == "gc" and any(start <= mark.start_s <= end for start, end in parts)
+    ]
     return RankUsage(
         rank=rank,
         host=host,
-        cpu_share=_rate(samples, "cpu_s", first_s, last_s),
+        cpu_share=_rate(samples, "cpu_s", parts),
         resident_bytes=_of(np.median, samples["resident_bytes"][during]),
         device_bytes=_of(np.median, samples["device_bytes"][during]),
         device_used_bytes=_of(np.max, samples["device_used_bytes"][during]),
         collections=len(collections),
         collection_s=sum(mark.end_s - mark.start_s for mark in collections),
-        sampler_share=_rate(samples, "sampler_cpu_s", first_s, last_s),
-        gpu_busy=mean_over_time(samples["time_s"], samples["gpu_busy"], first_s, last_s),
-        gpu_power_w=_mean_power_w(samples, first_s, last_s),
+        sampler_share=_rate(samples, "sampler_cpu_s", parts),
+        gpu_busy=mean_over_time(samples["time_s"], samples["gpu_busy"], parts),
+        gpu_power_w=_mean_power_w(samples, parts),
         gpu_clock_mhz=_of(np.median, samples["gpu_clock_mhz"][during]),
         gpu_limited_by_power=_of(np.mean, samples["gpu_limited_by_power"][during]),
         gpu_limited_by_heat=_of(np.mean, samples["gpu_limited_by_heat"][during]),
@@ -120,6 +126,14 @@ def training_time(samples: Resources, steps: Steps | None) -> tuple[float, float
     if steps is not None and len(steps):
         return float(steps["start_s"][0]), float(steps["start_s"][-1] + steps.total_s[-1])
     return (float(samples["time_s"][0]), float(samples["time_s"][-1])) if len(samples) else (0.0, 0.0)
+
+
+def training_parts(first_s: float, last_s: float, marks: Sequence[MarkRow] = ()) -> list[TimeSpan]:
+    """Return the time between two times without that in which CUDA graphs were tried or captured, in order."""
+    captures = sorted((mark.start_s, mark.end_s) for mark in marks if mark.kind == GRAPHS)
+    inside = [capture for capture in captures if first_s <= capture[0] and capture[1] <= last_s]
+    starts, ends = [first_s, *[end for _, end in inside]], [*[start for start, _ in inside], last_s]
+    return list(zip(starts, ends, strict=True))
 
 
 def cpu_shares(samples: Resources) -> tuple[FloatColumn, FloatColumn]:
@@ -141,50 +155,51 @@ def _host_of(rank: int, run: RunRecord) -> int:
 
 def _host_usage(host: int, ranks: Sequence[RankUsage], run: RunRecord) -> HostUsage:
     first = run.resources[ranks[0].rank]
-    trained = training_time(first, run.steps.get(ranks[0].rank))
-    during = _during(first, *trained)
+    rank = ranks[0].rank
+    parts = training_parts(*training_time(first, run.steps.get(rank)), run.marks.get(rank, ()))
+    during = _during(first, parts)
     return HostUsage(
         host=host,
         ranks=[rank.rank for rank in ranks],
         cpu_share=_sum([rank.cpu_share for rank in ranks]),
         resident_bytes=_sum([rank.resident_bytes for rank in ranks]),
-        busy=mean_over_time(first["time_s"], first["host_busy"], *trained),
+        busy=mean_over_time(first["time_s"], first["host_busy"], parts),
         used_bytes=_of(np.max, first["host_used_bytes"][during]),
         available_bytes=_of(np.min, first["host_available_bytes"][during]),
     )
 
 
-def _during(samples: Resources, first_s: float, last_s: float) -> npt.NDArray[np.bool_]:
+def _during(samples: Resources, parts: Sequence[TimeSpan]) -> npt.NDArray[np.bool_]:
     """Return a mask of the samples during training; if there are none, of the sample nearest to its end."""
     times = samples["time_s"]
-    inside = (times >= first_s) & (times <= last_s)
+    inside: npt.NDArray[np.bool_] = np.any(
+        [(times >= first_s) & (times <= last_s) for first_s, last_s in parts], axis=0
+    )
     if not inside.any() and len(times):
-        inside[np.argmin(np.abs(times - last_s))] = True
+        inside[np.argmin(np.abs(times - parts[-1][1]))] = True
     return inside
 
 
-def _rate(samples: Resources, counter: str, first_s: float, last_s: float) -> float | None:
+def _rate(samples: Resources, counter: str, parts: Sequence[TimeSpan]) -> float | None:
     """Return the growth of a counter per second of training, interpolated linearly between samples."""
-    if len(samples) < 2 or last_s <= first_s:
+    length_s = sum(last_s - first_s for first_s, last_s in parts)
+    if len(samples) < 2 or length_s <= 0:
         return None
-    begun, ended = np.interp([first_s, last_s], samples["time_s"], samples[counter])
-    return float((ended - begun) / (last_s - first_s))
+    return float(np.diff(np.interp(parts, samples["time_s"], samples[counter])).sum() / length_s)
 
 
-def _mean_power_w(samples: Resources, first_s: float, last_s: float) -> float | None:
+def _mean_power_w(samples: Resources, parts: Sequence[TimeSpan]) -> float | None:
     """Return the mean power by the GPU's counter of energy; where it has none, the mean of the sampled power."""
     counted = np.isfinite(samples["gpu_energy_j"])
     if counted.sum() < 2:
-        return mean_over_time(samples["time_s"], samples["gpu_power_w"], first_s, last_s)
-    return _rate(
-        Resources({name: values[counted] for name, values in samples.columns.items()}), "gpu_energy_j", first_s, last_s
-    )
+        return mean_over_time(samples["time_s"], samples["gpu_power_w"], parts)
+    return _rate(Resources({name: values[counted] for name, values in samples.columns.items()}), "gpu_energy_j", parts)
 
 
-def mean_over_time(times: FloatColumn, shares: FloatColumn, first_s: float, last_s: float) -> float | None:
-    """Return the time-weighted mean of shares, each of which covers the time since the previous sample."""
-    ends, begins = times[1:].clip(first_s, last_s), times[:-1].clip(first_s, last_s)
-    lengths = np.where(np.isfinite(shares[1:]), ends - begins, 0.0)
+def mean_over_time(times: FloatColumn, shares: FloatColumn, parts: Sequence[TimeSpan]) -> float | None:
+    """Return the mean of shares over some intervals; each share covers the time since the previous sample."""
+    covered = np.sum([np.diff(times.clip(first_s, last_s)) for first_s, last_s in parts], axis=0)
+    lengths = np.where(np.isfinite(shares[1:]), covered, 0.0)
     return float(np.average(np.nan_to_num(shares[1:]), weights=lengths)) if lengths.sum() > 0 else None
 
 

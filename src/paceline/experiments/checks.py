@@ -137,7 +137,7 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             hint="leave it out, so that the run stops, or use another strategy",
         )
     if config.cuda_graph == "on":
-        _check_cuda_graph(config, strategy)
+        _check_cuda_graph(config, strategy, roles.count(Role.WORKER))
     if config.compile and not gpus_to_use(config):  # GPUs may be those of other hosts: there, ranks check.
         check_can_compile("cpu")
     if config.bind_to == "core":
@@ -152,11 +152,11 @@ def check_strategy(config: RunConfig, strategy: Strategy, ranks: int) -> None:
             )
 
 
-def _check_cuda_graph(config: RunConfig, strategy: Strategy) -> None:
+def _check_cuda_graph(config: RunConfig, strategy: Strategy, workers: int) -> None:
     """Raise if `--cuda-graph on` cannot be, as far as it is known before ranks start."""
     if not gpus_to_use(config):
         raise UsageError("--cuda-graph on was given, but no GPU is used.", hint="leave it out")
-    reason = why_no_graph(config, strategy)
+    reason = why_no_graph(config, strategy, workers)
     if reason is not None:
         raise UsageError(f"--cuda-graph on was given, but {reason}", hint="use --cuda-graph auto, or off")
 

@@ -174,11 +174,15 @@ GPU_COLUMNS = len(ResourceRow._field_defaults)
 RESOURCES_HEADER = ",".join(ResourceRow._fields) + "\n"
 
 
+GRAPHS = "graphs"
+"""Kind of a mark: CUDA graphs were tried or captured, which does not count as training."""
+
+
 class MarkRow(NamedTuple):
     """An interval or instant on one rank other than a step: the columns of its CSV file."""
 
     kind: str
-    """`evaluation`, `epoch` (the instant it ended) or `gc` (a garbage collection)."""
+    """`evaluation`, `epoch` (the instant it ended), `gc` (a garbage collection) or `GRAPHS`."""
     start_s: float
     end_s: float
     """Equal to the start for an instant."""

@@ -36,7 +36,9 @@ TIME_SHARE = 0.004
 """Share of the training time that measuring may take."""
 FIRST_STEP, FIRST_PERIOD = 1, 16
 """First step that is measured, counted from 0, and the steps from one to the next until their cost is known."""
-LARGEST_PERIOD = 1000
+LARGEST_PERIOD = 2000
+"""Most steps from one that is measured to the next. Their cost is then 0.4% even if a measured step takes nine times as
+long as the others, which are replayed from CUDA graphs."""
 
 
 class NoiseShare(NamedTuple):
@@ -62,7 +64,8 @@ class NoiseSample:
     small: Tensor | None = None
     means: list[Tensor] = field(default_factory=list)
     cost_s: float = 0.0
-    """Seconds that this rank's host spent on it.
+    """Seconds that this rank's host spent on it. If other steps are replayed from CUDA graphs, which run no hooks, also
+    those that the host took longer than for one of them.
 
     On a GPU that is the time to start the kernels, not to run them: some microseconds per parameter, in which a GPU
     computes the norm of millions of numbers. So it is too small for models whose average parameter is larger, and too
@@ -107,8 +110,8 @@ class NoiseSampler:
     before the strategy's step, and `end_step` after it.
     """
 
-    def __init__(self, mode: NoiseScaleMode, strategy: Strategy, micro_batches: int) -> None:
-        self.reason = why_not_measured(mode, strategy, micro_batches)
+    def __init__(self, mode: NoiseScaleMode, strategy: Strategy, ranks: int, micro_batches: int) -> None:
+        self.reason = why_not_measured(mode, strategy, ranks, micro_batches)
         """Sentence that says why nothing is measured; None if it is."""
         self._strategy = strategy
         self._every_step = mode == "all"
@@ -127,19 +130,31 @@ class NoiseSampler:
         """Samples, weight and squared norm of the gradient of each micro-batch."""
         self._cost_s, self._measured = 0.0, 0
         self._nodes: list[Any] = []
-        if self.reason is None:
-            # Autograd keeps the nodes that accumulate gradients only while something refers to them.
-            self._nodes = [get_gradient_edge(parameter).node for _, parameter in strategy.parameters]
+        """Nodes that accumulate gradients; autograd keeps them only while something refers to them.
+
+        They are kept during measured steps only: a node remembers the stream in which it was made, and the capture of a
+        backward pass as a CUDA graph fails if that is not the stream of the capture.
+        """
+        self._began_s = 0.0
+        self._are_others_replayed = False
+        self._others, self._others_s = 0, 0.0
+        """Number of replayed steps, and seconds that the host took for them."""
 
     def begin_step(self, step: int) -> None:
         """Begin a step, with its number over all ranks; add hooks to the parameters if it is measured."""
+        self._began_s = time.perf_counter()
         if self.reason is not None or step < self._next:
             return
-        start = time.perf_counter()
         self._sample = NoiseSample()
         self._next = step + self._period
+        self._nodes = [get_gradient_edge(parameter).node for _, parameter in self._strategy.parameters]
         self._hooks = [node.register_prehook(self._on_gradient) for node in self._nodes]
-        self._sample.cost_s += time.perf_counter() - start
+        self._sample.cost_s += time.perf_counter() - self._began_s
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the current step is measured. Its backward passes must run hooks."""
+        return self._sample is not None
 
     def begin_micro_batch(self, samples: int, weight: float) -> None:
         """Begin a micro-batch of so many samples, whose loss is multiplied by a weight."""
@@ -155,9 +170,7 @@ class NoiseSampler:
             return
         start = time.perf_counter()
         self._end_micro_batch(sample)
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._remove_hooks()
         if self._parts:
             factors = [samples / weight**2 for samples, weight, _ in self._parts]
             # A tensor of the factors would be copied from the host, which would wait for the whole backward pass.
@@ -169,25 +182,49 @@ class NoiseSampler:
     def end_step(self) -> NoiseSample | None:
         """End the step; return its sample, None if it is not measured."""
         sample, self._sample = self._sample, None
+        if self._are_others_replayed:
+            took_s = time.perf_counter() - self._began_s
+            if sample is None:
+                self._others, self._others_s = self._others + 1, self._others_s + took_s
+            else:
+                sample.cost_s = max(sample.cost_s, took_s - self._others_s / max(1, self._others))
         return sample
 
-    def adapt(self, figures: NoiseFigures | None, step_s: float) -> None:
-        """Choose how often to measure, from figures of a window that all ranks know: the same on all of them."""
+    def begin_replays(self) -> None:
+        """Note that steps are replayed from CUDA graphs from now on, unless they are measured; called on all ranks.
+
+        A measured step then costs more than before, so its cost is unknown again.
+        """
+        self._are_others_replayed = True
+        self._cost_s, self._measured = 0.0, 0
+        self._set_period(FIRST_PERIOD)
+
+    def adapt(self, figures: NoiseFigures | None, wall_s: float, steps: int) -> None:
+        """Choose how often to measure, from the figures, time and steps of a window: the same on all ranks."""
         if figures is None or self._every_step:
             return
         self._cost_s += figures.cost_s
         self._measured += figures.steps
         each_s = self._cost_s / self._measured
-        before = self._period
-        self._period = min(LARGEST_PERIOD, max(1, math.ceil(each_s / (TIME_SHARE * step_s))))
-        self._next += self._period - before
+        # A window may have few steps, of which a measured one takes several times as long as the others.
+        affordable_s = TIME_SHARE * (wall_s - figures.cost_s) / steps
+        is_rare = each_s >= LARGEST_PERIOD * affordable_s
+        self._set_period(LARGEST_PERIOD if is_rare else max(1, math.ceil(each_s / affordable_s)))
 
     def close(self) -> None:
         """Remove everything that was added."""
+        self._remove_hooks()
+        self._strategy.on_mean = None
+        self._sample, self._awaiting = None, None
+
+    def _set_period(self, period: int) -> None:
+        self._next += period - self._period
+        self._period = period
+
+    def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._strategy.on_mean = None
-        self._hooks, self._nodes, self._sample, self._awaiting = [], [], None, None
+        self._hooks, self._nodes = [], []
 
     def _on_gradient(self, gradients: Sequence[Tensor | None]) -> None:
         """Add the norm of a parameter's gradient of this micro-batch, before it is added to that of earlier ones."""
@@ -216,14 +253,13 @@ class NoiseSampler:
         sample.cost_s += time.perf_counter() - start
 
 
-def why_not_measured(mode: NoiseScaleMode, strategy: Strategy, micro_batches: int) -> str | None:
+def why_not_measured(mode: NoiseScaleMode, strategy: Strategy, ranks: int, micro_batches: int) -> str | None:
     """Return a sentence that says why the noise scale of a run is not measured; None if it is.
 
-    `micro_batches` is the number of them per step and rank.
+    `ranks` train, each with so many `micro_batches` per step.
     """
     if mode == "off":
         return "It was not measured (--noise-scale off)."
-    ranks = strategy.comm.world_size
     if ranks * micro_batches == 1:
         return "One rank without micro-batches has a single gradient per step; use --accumulate 2 or more."
     if not strategy.lockstep:

@@ -38,7 +38,7 @@ class TrainingStep:
         self.source = source
         self.stopwatch = recording.stopwatch
         self.recorder = recording.step_recorder
-        self.write_event = recording.write_event
+        self.recording = recording
         self.scaler = scaler
         self.model: nn.Module = sync.model
         """Module that a forward pass calls."""

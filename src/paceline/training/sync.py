@@ -71,7 +71,7 @@ class Sync:
             self._undo.enter_context(sync_batchnorm(model, comm))
         self.guard: ReplicaGuard | None = None
         """Comparisons of the replicas; None without `guard_replicas`, and where no replicas should be equal."""
-        self.noise = NoiseSampler("off", strategy, 1)
+        self.noise = NoiseSampler("off", strategy, comm.world_size, 1)
         """Measurement of gradient noise; does nothing without `measure_noise`."""
         self._untracked = UntrackedTraffic()
         self.payload = PayloadCount(comm) if comm.is_timed else None
@@ -114,7 +114,7 @@ class Sync:
 
     def measure_noise(self, mode: NoiseScaleMode, micro_batches: int) -> None:
         """Measure gradient noise while training, in steps of so many micro-batches on each rank."""
-        self.noise = NoiseSampler(mode, self.strategy, micro_batches)
+        self.noise = NoiseSampler(mode, self.strategy, self.ranks, micro_batches)
         self._undo.callback(self.noise.close)
 
     @property

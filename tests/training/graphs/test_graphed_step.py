@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,30 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paceline.analysis.resources import rank_usage, usage
+from paceline.analysis.traffic.payload import payload_of
 from paceline.comm import Comm, World, open_comm
 from paceline.config import RunConfig
 from paceline.measure.steps import make_stopwatch
 from paceline.records import RunFolder, RunRecord, read_run
 from paceline.records.events import CudaGraphEvent, LogEvent
+from paceline.records.schema import GRAPHS
+from paceline.training import gradient_noise
+from paceline.training.gradient_noise import NoiseSampler
 from paceline.training.graphs import capture
 from paceline.training.graphs.capture import CaptureError
 from paceline.training.graphs.graphed_step import MOST_FORMS, NO_MEMORY, GraphedStep
-from paceline.training.graphs.trial import Snapshot
+from paceline.training.graphs.trial import STEPS, Snapshot
 from paceline.training.graphs.update import prepare_for_capture
 from paceline.training.run import run
+from paceline.workloads.batches import MicroBatch
 from paceline.workloads.workload import Workload, count_top1
 from ranks import SIZE, Pool, RankFailed
 from training.graphs.recorded_graph import RecordingCapturer
 
 CPU = torch.device("cpu")
 SAMPLES, CLASSES = 70, 3
+NOISE_PERIOD = 4
 AFTER_BACKWARD = ["allreduce", "gather_scatter", "p2p", "ring", "halving_doubling", "tree", "none"]
 
 
@@ -54,6 +62,11 @@ def with_sgd(scheduler: Callable[..., torch.optim.lr_scheduler.LRScheduler], **p
     return plain(
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9), scheduler=scheduler, **parts
     )
+
+
+def wide() -> Workload:
+    """Return a model whose gradients are larger than the loop's own messages."""
+    return plain(nn.Flatten(), nn.Linear(64, 1000), nn.Linear(1000, 64))
 
 
 def with_dropout() -> Workload:
@@ -297,6 +310,36 @@ def train(_: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
         del capture.CAPTURERS["cpu"]
 
 
+def train_measuring_some_steps(comm: Comm, settings: dict[str, Any], folder: str, ranks: int) -> list[int]:
+    """Train, and measure gradient noise in every fourth step whatever it costs; return the steps that were replayed."""
+    replayed = list[int]()
+
+    def replay(step: GraphedStep, micro_batches: list[MicroBatch]) -> bool:
+        replayed.append(step._steps - 1)
+        return run_with_graphs(step, micro_batches)
+
+    run_with_graphs = GraphedStep._run_with_graphs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradient_noise, "FIRST_PERIOD", NOISE_PERIOD)
+        patch.setattr(NoiseSampler, "adapt", lambda *_: None)
+        patch.setattr(GraphedStep, "_run_with_graphs", replay)
+        train(comm, settings, folder, ranks)
+    return replayed
+
+
+def train_with_a_slow_trial(comm: Comm, settings: dict[str, Any], folder: str, ranks: int) -> None:
+    """Train; the trial sleeps, so that its time shows in the CPU use."""
+
+    def decide_late(step: GraphedStep) -> None:
+        time.sleep(1)
+        decide(step)
+
+    decide = GraphedStep._decide
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphedStep, "_decide", decide_late)
+        train(comm, settings, folder, ranks)
+
+
 def train_with_little_memory(comm: Comm, settings: dict[str, Any], folder: str, call: int) -> None:
     """Train on rank 0, where the copies of a trial fail the `call`th time."""
     calls = itertools.count(1)
@@ -337,13 +380,21 @@ def _train_small(comm: Comm, settings: dict[str, Any], folder: str, ranks: int) 
 class Trained:
     """A run, with and without graphs."""
 
-    def __init__(self, pool: Pool, folder: Path, mode: str | None, ranks: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        folder: Path,
+        mode: str | None,
+        ranks: int,
+        settings: dict[str, Any],
+        job: Callable[..., Any] = train,
+    ) -> None:
         out = folder / str(mode)
         settings = {"batch": 16, "epochs": 4, "precision": "fp64"} | settings
         settings["workload"] = f"{__name__}:{settings.get('workload', 'plain')}"
         settings |= {"cuda_graph": mode, "save": str(folder / f"{mode}.safetensors")}
         out.parent.mkdir(exist_ok=True)
-        pool.run(train, SIZE, settings, str(RunFolder.create(out).path), ranks)
+        self.returned = pool.run(job, SIZE, settings, str(RunFolder.create(out).path), ranks)[0]
         self.record: RunRecord = read_run(out)
         self.losses = [loss for event in self.record.events_of(LogEvent) for loss in event.losses]
         self.weights = load_file(folder / f"{mode}.safetensors")
@@ -353,10 +404,17 @@ class Trained:
         (event,) = self.record.events_of(CudaGraphEvent)
         return event
 
+    @property
+    def decided_at(self) -> int:
+        """Number of steps in the windows before the decision: four steps prepare it."""
+        return next(event.step for event in self.record.events_of(LogEvent) if event.step > STEPS)
 
-def both(pool: Pool, folder: Path, ranks: int = 1, **settings: Any) -> tuple[Trained, Trained]:
+
+def both(
+    pool: Pool, folder: Path, ranks: int = 1, job: Callable[..., Any] = train, **settings: Any
+) -> tuple[Trained, Trained]:
     """Train with and without graphs; check that losses and weights are the same."""
-    off, auto = (Trained(pool, folder, mode, ranks, settings) for mode in ("off", "auto"))
+    off, auto = (Trained(pool, folder, mode, ranks, settings, job) for mode in ("off", "auto"))
     assert auto.losses == pytest.approx(off.losses, rel=1e-5)
     for name, weight in off.weights.items():
         torch.testing.assert_close(auto.weights[name], weight, rtol=1e-5, atol=1e-6)
@@ -403,6 +461,80 @@ def test_settings_of_a_run(pool: Pool, tmp_path: Path, settings: dict[str, Any])
     assert auto.decision.used, auto.decision.reason
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulate": 2},
+        {"accumulate": 2, "clip_norm": 0.1, "eval_every": "1"},
+        {"ranks": 2, "strategy": "allreduce"},
+        {"accumulate": 2, "ranks": 2, "strategy": "ring", "batch": 13},
+    ],
+    ids=str,
+)
+def test_steps_whose_noise_is_measured_are_trained_without_graphs(
+    pool: Pool, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """One step of the trial is measured, too; the trial trains it again without adding to the figures."""
+    off, auto = both(pool, tmp_path, job=train_measuring_some_steps, **RECIPE | {"noise_scale": "auto"} | settings)
+    assert auto.decision.used, auto.decision.reason
+    measured = range(1, len(auto.losses), NOISE_PERIOD)
+    assert [steps for steps, *_ in map(noise_sums, (off, auto))] == [len(measured)] * 2
+    assert noise_sums(auto) == pytest.approx(noise_sums(off), rel=1e-5)
+    assert auto.returned == [step for step in range(auto.decided_at, len(auto.losses)) if step not in measured]
+
+
+def noise_sums(run: Trained) -> tuple[int, float, float]:
+    """Return the number of measured steps of a run, and the sums of their figures."""
+    found = [event.noise for event in run.record.events_of(LogEvent) if event.noise is not None]
+    return (
+        sum(noise.steps for noise in found),
+        sum(noise.steps * noise.gradient_sq for noise in found),
+        sum(noise.steps * noise.trace for noise in found),
+    )
+
+
+@pytest.mark.parametrize("mode", ["auto", "all"])
+def test_noise_that_cannot_be_measured_does_not_prevent_graphs(pool: Pool, tmp_path: Path, mode: str) -> None:
+    """One rank without micro-batches has a single gradient per step."""
+    _, auto = both(pool, tmp_path, job=train_measuring_some_steps, **RECIPE | {"noise_scale": mode})
+    assert auto.decision.used, auto.decision.reason
+    assert noise_sums(auto)[0] == 0
+    assert auto.returned == list(range(auto.decided_at, len(auto.losses)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"eval_every": "10"}, {"bn": "local"}], ids=str)
+def test_what_the_trial_sends_is_not_counted(pool: Pool, tmp_path: Path, settings: dict[str, Any]) -> None:
+    settings = RECIPE | {"strategy": "allreduce", "precision": "fp32", "workload": "wide"} | settings
+    off, auto = both(pool, tmp_path, ranks=2, **settings)
+    assert auto.decision.used, auto.decision.reason
+    for trained in (off, auto):
+        counted = payload_of(trained.record)
+        assert counted is not None
+        assert counted.holds, counted.pairs
+    assert auto.record.summary is not None
+    assert off.record.summary is not None
+    assert auto.record.summary.sockets is not None
+    assert off.record.summary.sockets is not None
+    assert auto.record.summary.sockets.steps == off.record.summary.sockets.steps > 0
+
+
+def test_captures_are_marked_and_not_training(pool: Pool, tmp_path: Path) -> None:
+    """The trial, and the smaller batch at the end of an epoch; a mark is between two steps."""
+    run = Trained(pool, tmp_path, "auto", 1, RECIPE | {"steps": 40, "epochs": None}, train_with_a_slow_trial)
+    trial, last_batch = (mark for mark in run.record.marks[0] if mark.kind == GRAPHS)
+    steps = run.record.steps[0]
+    ends = steps["start_s"] + steps.total_s
+    for mark, step in ((trial, run.decided_at), (last_batch, 2 * run.decided_at)):
+        assert ends[step - 1] <= mark.start_s < mark.end_s <= steps["start_s"][step]
+    assert run.record.summary is not None
+    (used,) = usage(run.record)
+    assert used.cpu_share is not None
+    assert run.record.summary.ranks[0].cpu_share == pytest.approx(used.cpu_share, rel=0.01)
+    with_captures = rank_usage(0, run.record.resources[0], steps).cpu_share
+    assert with_captures is not None
+    assert with_captures < 0.8 * used.cpu_share
+
+
 def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> None:
     _, auto = both(pool, tmp_path, strategy="single", workload="own_sgd")
     assert auto.decision.used, auto.decision.reason
@@ -425,6 +557,7 @@ def test_the_user_s_own_optimiser_and_scheduler(pool: Pool, tmp_path: Path) -> N
         ({"strategy": "allreduce", "ranks": 2, "bn": "sync"}, "--bn sync exchanges statistics"),
         ({"on_nan": "skip"}, "--on-nan skip decides on the host"),
         ({"allow_unused": True}, "--allow-unused lets the parameters"),
+        ({"noise_scale": "all", "accumulate": 2}, "--noise-scale all reads the gradients of every step"),
         ({"profile": "6-7"}, "--profile attributes time to operators"),
     ],
     ids=lambda value: str(value)[:40],

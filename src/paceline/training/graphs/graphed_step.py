@@ -45,7 +45,7 @@ class GraphedStep(TrainingStep):
     The first step of the run prepares kernels and the optimiser's state. The next three are the trial's. At the end of
     their window, outside of all measured times, the graphs are captured and train these steps again. Micro-batches of a
     form that was never seen, such as the last of an epoch, are trained without graphs once, and captured at the end of
-    their window.
+    their window. Steps whose gradient noise is measured are trained without graphs, because replays run no hooks.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -75,6 +75,9 @@ class GraphedStep(TrainingStep):
 
     def run(self, micro_batches: list[MicroBatch]) -> bool:
         self._steps += 1
+        if self._uses_graphs and self.sync.noise.is_measuring:
+            self._detach()
+            return super().run(micro_batches)
         if self._uses_graphs:
             return self._run_with_graphs(micro_batches)
         if not self._is_decided and self._steps > 1 and len(self._trial) < STEPS:
@@ -168,10 +171,10 @@ class GraphedStep(TrainingStep):
     # Captures and the trial, between two windows.
 
     def between_windows(self) -> None:
-        if self._uses_graphs:
-            self._capture_missing()
-        elif not self._is_decided and len(self._trial) == STEPS:
-            self._decide()
+        is_decision = not self._is_decided and len(self._trial) == STEPS
+        if is_decision or (self._uses_graphs and (self._missing or self._updates.has_missing)):
+            with self.recording.capturing_graphs():
+                (self._decide if is_decision else self._capture_missing)()
 
     def _capture_missing(self) -> None:
         """Capture what appeared without a graph in the last window; a form that fails is never tried again."""
@@ -192,7 +195,7 @@ class GraphedStep(TrainingStep):
         if not self._has_too_many_forms:
             self._has_too_many_forms = True
             reason = f"micro-batches have more than {MOST_FORMS} forms, and the others are trained without."
-            self.write_event(CudaGraphEvent(used=True, reason=reason))
+            self.recording.write_event(CudaGraphEvent(used=True, reason=reason))
 
     def _decide(self) -> None:
         """Train the steps of the trial again, with graphs; all ranks use them, or none."""
@@ -216,17 +219,21 @@ class GraphedStep(TrainingStep):
         if after is not None:
             after.restore()
         agreed = self._is_agreed(not reason)
+        if self.sync.payload is not None:  # What the trial sends does not belong to the next window.
+            self.sync.payload.close_window(0, counts=False)
         reason = reason or ("" if agreed else "they cannot be used on another rank.")
         self._uses_graphs = agreed
         self._end_trial()
-        if not agreed:
+        if agreed:
+            self.sync.noise.begin_replays()
+        else:
             self._release()
             self._take_back_choice()
             if self.config.cuda_graph == "on":
                 raise WorkloadError(
                     f"--cuda-graph on was given, but {reason}", hint="use --cuda-graph auto, or off; see docs/gpu.md"
                 )
-        self.write_event(CudaGraphEvent(used=agreed, reason=reason, took_s=time.perf_counter() - started_s))
+        self.recording.write_event(CudaGraphEvent(used=agreed, reason=reason, took_s=time.perf_counter() - started_s))
 
     def _is_agreed(self, is_fine: bool) -> bool:
         """Return whether something holds on all ranks."""

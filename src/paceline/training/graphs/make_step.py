@@ -8,6 +8,7 @@ from paceline.config import RunConfig
 from paceline.errors import UsageError
 from paceline.records.events import CudaGraphEvent
 from paceline.strategies.base.strategy import Strategy
+from paceline.training.gradient_noise import why_not_measured
 from paceline.training.graphs.capture import CAPTURERS
 from paceline.training.graphs.graphed_step import GraphedStep
 from paceline.training.recording.recording import Recording
@@ -35,7 +36,7 @@ def make_step(
                 "--cuda-graph on was given, but the run trains on a CPU.", hint="use --device cuda, or leave it out"
             )
         return plain
-    reason = why_no_graph(config, sync.strategy)
+    reason = why_no_graph(config, sync.strategy, sync.ranks)
     if reason is None:
         return GraphedStep(config, workload, sync, source, recording, scaler)
     if config.cuda_graph == "on":
@@ -44,8 +45,8 @@ def make_step(
     return plain
 
 
-def why_no_graph(config: RunConfig, strategy: Strategy) -> str | None:
-    """Return why a step cannot be a graph, as the end of a sentence; None if a trial may decide."""
+def why_no_graph(config: RunConfig, strategy: Strategy, workers: int) -> str | None:
+    """Return why a step of so many workers cannot be a graph, as the end of a sentence; None if a trial may decide."""
     if config.precision == "fp16" or config.on_nan == "skip":
         setting = "--precision fp16" if config.precision == "fp16" else "--on-nan skip"
         return f"{setting} decides on the host, in every step, whether to update the weights."
@@ -53,8 +54,8 @@ def why_no_graph(config: RunConfig, strategy: Strategy) -> str | None:
         return f"{strategy.name} does more than update the weights after backward, which a graph cannot contain."
     if config.bn == "sync" and strategy.exchanges:
         return "--bn sync exchanges statistics in the forward pass, which a graph cannot contain."
-    if config.noise_scale != "off":
-        return "--noise-scale reads the gradients of some backward passes by hooks, which a graph does not run."
+    if config.noise_scale == "all" and why_not_measured("all", strategy, workers, config.accumulate) is None:
+        return "--noise-scale all reads the gradients of every step by hooks, which a graph does not run."
     if config.profile and config.cuda_graph != "on":
         return "--profile attributes time to operators, which a graph does not run."
     if config.allow_unused:

@@ -48,9 +48,14 @@ class UpdateGraphs:
             self._capturer.rehearse(lambda: self._update(max_norm))
         self._capture(self._key(max_norm), max_norm)
 
+    @property
+    def has_missing(self) -> bool:
+        """Whether an update had no graph several times and should get one."""
+        return self._missing is not None and self._is_missing_again and len(self._graphs) < MOST_GRAPHS
+
     def capture_missing(self) -> None:
-        """Capture an update that had no graph several times, with the gradients that graphs write."""
-        if self._missing is None or not self._is_missing_again or len(self._graphs) == MOST_GRAPHS:
+        """Capture such an update, with the gradients that graphs write."""
+        if self._missing is None or not self.has_missing:
             return
         if self._missing[0] == self._key(self._missing[1]):
             with suppress(CaptureError, torch.OutOfMemoryError):

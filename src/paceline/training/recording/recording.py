@@ -5,6 +5,7 @@ Paceline's loop, a user's script and the measurement of the cost of recording al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -20,6 +21,7 @@ from paceline.measure.profiler import StepProfiler
 from paceline.measure.run_monitor import RunMonitor
 from paceline.records import RunFolder, Summary, Topology
 from paceline.records.events import RunEvent
+from paceline.records.schema import GRAPHS, MarkRow
 from paceline.records.settings import Settings
 from paceline.records.summary import RankSummary
 from paceline.records.timeline import read_timeline, timeline_file
@@ -68,6 +70,8 @@ class Recording:
         start_clocks(comm, continued_s or 0.0)
         self._recorder = RunRecorder(folder, comm.rank, self.stopwatch.clock.now, on_event, continued_s=continued_s)
         self._monitor: RunMonitor | None = None
+        self._captures: list[MarkRow] = []
+        """Times in which CUDA graphs were tried or captured."""
 
     def describe(self, settings: Settings, topology: Topology, command: str | None) -> None:
         """Write the information known before the first step; called on every rank.
@@ -130,6 +134,22 @@ class Recording:
         with self._monitor.marks.span(kind), ACTIVITY.doing(f"in the {kind}"):
             yield
 
+    @contextmanager
+    def capturing_graphs(self) -> Iterator[None]:
+        """Record the `with` block as an event on this rank whose use of resources is not that of training."""
+        assert self._monitor is not None
+        sampler, now = self._monitor.sampler, self.stopwatch.clock.now
+        sampler.sample()
+        mark = MarkRow(GRAPHS, now(), math.inf, "")
+        try:
+            with ACTIVITY.doing("capturing CUDA graphs"):
+                yield
+        finally:
+            mark = mark._replace(end_s=now())
+            sampler.sample()
+            self._captures.append(mark)
+            self._monitor.marks.add(*mark)
+
     def summarise(self) -> Summary:
         """End training and return its figures, the same on every rank; called on every rank before evaluation."""
         self.windows.finish()
@@ -148,7 +168,7 @@ class Recording:
         rank, totals = self._comm.rank, self.step_recorder.totals
         self._monitor.sampler.sample()
         samples = self._monitor.sampler.samples()
-        used = usage_between(rank, samples, *(totals.span_s or training_time(samples, steps=None)))
+        used = usage_between(rank, samples, *(totals.span_s or training_time(samples, steps=None)), self._captures)
         timeline = self._folder.path / timeline_file(rank)
         first = self.windows.first_step
         without = frozenset(step - first for step in self.windows.totals.profiled_steps if step >= first)

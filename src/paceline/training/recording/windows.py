@@ -223,7 +223,7 @@ class Windows:
         if not profiled:
             log_s = window.wall_s * self._log_every / len(window.losses)
             self._logs_per_window = max(1, min(MAX_LOGS_PER_WINDOW, int(WINDOW_S / log_s)))
-        self._sync.noise.adapt(window.noise, window.wall_s / len(window.losses))
+        self._sync.noise.adapt(window.noise, window.wall_s, len(window.losses))
         rates = self._rates_of(range(start, step))
         event = LogEvent(
             epoch=window.epochs[-1],
