@@ -116,7 +116,7 @@ def _reporting_status(job: Job, rank: int) -> Iterator[None]:
     if not job.hang_timeout:
         yield
         return
-    _import_torch()
+    _import_torch(job)
     from paceline.comm.watchdog.reporter import Reporter, connect
 
     try:
@@ -132,7 +132,7 @@ def _reporting_status(job: Job, rank: int) -> Iterator[None]:
 
 def run_job(job: Job, progress: JobProgress) -> None:
     """Connect to the other ranks, execute every run of the job, disconnect."""
-    _import_torch()
+    _import_torch(job)
     from paceline.comm import join_world, leave_world
     from paceline.doctor.examine import examine_machines, examine_run
     from paceline.doctor.reach import check_reach
@@ -162,7 +162,7 @@ def run_job(job: Job, progress: JobProgress) -> None:
 
 def run_script_job(job: Job) -> None:
     """Run the user's script, whose call of `attach` connects to the other ranks."""
-    _import_torch()
+    _import_torch(job)
     from paceline.training.scripts.run_script import SCRIPT_TASKS, run_script
 
     assert job.script is not None
@@ -172,11 +172,17 @@ def run_script_job(job: Job) -> None:
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
 
 
-def _import_torch() -> None:
-    """Import torch without garbage collection, which saves 0.8 s: the import creates millions of objects."""
-    gc.disable()
-    import torch._dynamo  # noqa: F401  (optimisers import it on first use, which takes 1 s of a run)
+def _import_torch(job: Job) -> None:
+    """Import torch without garbage collection: the import creates millions of objects, all of which stay.
 
+    A run imports torch's compiler only if it uses it (`training/compiler_import.py`). Otherwise it is imported here:
+    optimisers of a script would import it in the first step, which takes a second.
+    """
+    gc.disable()
+    import torch
+
+    if job.script is not None or job.task != "train":
+        import torch._dynamo  # noqa: F401
     gc.freeze()
     gc.enable()
 

@@ -19,6 +19,7 @@ from paceline.records.precision import PrecisionChoice
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
+from paceline.training.compiler_import import OPTIMIZER_FUNCTIONS, exclude_from_compiler
 from paceline.training.model_format import move_model
 from paceline.training.placement import Placement
 from paceline.training.precision import set_matmul_precision, storage_dtype
@@ -100,6 +101,7 @@ def set_up_rank(
         return None
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
+    exclude_from_compiler(*OPTIMIZER_FUNCTIONS)
     assert workload.recipe is not None, "load_workload() sets the recipe"
     given, config = config, with_recipe(config, workload.recipe)
     config = replace(config, precision=choose_precision(config))

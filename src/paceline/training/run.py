@@ -21,6 +21,7 @@ from paceline.training.checkpoints.storage.weights import save_weights
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
 from paceline.training.compiled import check_can_compile, compile_in_place
+from paceline.training.compiler_import import import_compiler_if_used
 from paceline.training.core_binding import bound_to
 from paceline.training.loop import RAISED_ON_ALL_RANKS, TrainingLoop
 from paceline.training.optimizers.make import make_optimizer
@@ -103,6 +104,7 @@ def _run_as_worker(
             check_can_compile(comm.device.type)
             compile_in_place(model)
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
+        import_compiler_if_used(sync.optimizer)
         sync.guard_replicas(config.replica_guard)
         sync.measure_noise(config.noise_scale, config.accumulate)
         recording.start(sync)
