@@ -26,6 +26,7 @@ from paceline.errors import PreemptedError, RecordError
 from paceline.launch.emulation.cgroup import enter
 from paceline.launch.faults.failures import FULL_DISK_EXIT_CODE, record_failure
 from paceline.launch.job import Job
+from paceline.measure.start_up import START_UP
 from paceline.records.growing_file import full_disk_error
 from paceline.signing import Signer, job_signer, keep_job_key
 
@@ -41,6 +42,8 @@ def main() -> None:
     """Run the job, then exit; on failure, write the error file that the launcher reads."""
     launcher_pid = os.getppid()
     job = Job.read(Path(sys.argv[1]))
+    START_UP.begin(job.launched_at_s)
+    START_UP.end_of("starting processes")
     rank = int(os.environ["RANK"])
     keep_job_key(Signer.take_from(os.environ))
     _exit_with_parent(launcher_pid)
@@ -143,10 +146,12 @@ def run_job(job: Job, progress: JobProgress) -> None:
     examining: dict[str, Callable[..., None]] = {"examine": examine_run, "examine_machines": examine_machines}
     task = (examining | {"train": run, "prove": prove_run})[job.task]
     before_connect = check_reach if job.task in examining else None
+    START_UP.end_of("importing torch")
     world = join_world(timeout_s=job.timeout, iface=job.iface, before_connect=before_connect)
     if world.rank == 0:
         job.folder.mark_ready()
     _enter_host_cgroup()
+    START_UP.end_of("connecting ranks")
     began_s = job.launched_at_s
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number
@@ -157,6 +162,7 @@ def run_job(job: Job, progress: JobProgress) -> None:
         more |= {"launched_at_s": began_s} if task is run else {}
         task(config, world, folder, threads=job.threads, number=number, command=job.command, **more)
         began_s = time.time()
+        START_UP.begin(began_s)
     leave_world()
 
 

@@ -15,6 +15,7 @@ from paceline.config.recipe import AUTO_PRECISION
 from paceline.errors import UsageError
 from paceline.formatting import whole
 from paceline.measure.slow_rank import stopwatch_for
+from paceline.measure.start_up import START_UP
 from paceline.records.precision import PrecisionChoice
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
@@ -97,10 +98,12 @@ def set_up_rank(
         check_collectives=config.check_collectives,
         stopwatch=stopwatch_for(placement.device, events=config.events, **speed) if timed else None,
     )
+    START_UP.end_of("preparing the device")
     if comm is None:
         return None
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
+    START_UP.end_of("making the workload")
     exclude_from_compiler(*OPTIMIZER_FUNCTIONS)
     assert workload.recipe is not None, "load_workload() sets the recipe"
     given, config = config, with_recipe(config, workload.recipe)

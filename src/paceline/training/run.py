@@ -11,6 +11,7 @@ from paceline.comm import World, close_comm
 from paceline.comm.stores.stop_request import StopRequest
 from paceline.config import RunConfig
 from paceline.errors import PreemptedError
+from paceline.measure.start_up import START_UP
 from paceline.records import RunFolder, Topology
 from paceline.records.description import RecordedRecipe
 from paceline.records.summary import Summary
@@ -89,7 +90,9 @@ def _run_as_worker(
     held_out = make_held_out(config, workload, setup.share)
     sources = {"training data": source} | ({} if held_out is None else {"test data": held_out.shared})
     check_same_data(sources, comm.control)
+    START_UP.end_of("moving model and data")
     flop = check_model(model, workload, source, config, comm.rank, sources.get("test data"), count_flop=True)
+    START_UP.end_of("checking the model")
     point = None if resume is None else find_resume_point(resume, folder, comm)
     with Recording(
         config,
@@ -125,6 +128,7 @@ def _run_as_worker(
             if config.deterministic and point.info is not None and setup.strategy.lockstep:
                 rehearse_step(sync, workload, source)
             recording.write_event(point.event(loop.resume(point)))
+        START_UP.end_of("opening the record")
         with bound_to(setup.placement.cores):  # Only now, so that the record has the load of the whole host.
             _train(loop)
             summary = _evaluated(loop)
