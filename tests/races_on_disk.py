@@ -42,6 +42,7 @@ def write_race(
     settings: dict[str, Any] | None = None,
     ranks: int = 2,
     torch: str = "2.13.0",
+    start_up_parts_s: dict[str, float] | None = None,
 ) -> Path:
     """Write a race with one run per time of a window, as `paceline race` does."""
     config = RunConfig(epochs=3, eval_every="epoch", target=target, **settings or {})
@@ -68,7 +69,14 @@ def write_race(
         own = asdict(config) | {"seed": number}
         is_last = interrupted and number == len(windows_s) - 1
         _write_run(
-            path / where, own, window_s, (accuracies or [RISING] * len(windows_s))[number], compile_s, ranks, is_last
+            path / where,
+            own,
+            window_s,
+            (accuracies or [RISING] * len(windows_s))[number],
+            compile_s,
+            ranks,
+            is_last,
+            start_up_parts_s,
         )
     events.write(InterruptedEvent() if interrupted else EndEvent())
     events.close()
@@ -84,13 +92,22 @@ def _write_run(
     compile_s: float | None,
     ranks: int,
     is_interrupted: bool,
+    start_up_parts_s: dict[str, float] | None,
 ) -> None:
     folder = RunFolder.create(path)
     own = topology(ranks, batch=config["batch"] or 64)
     folder.write_run(RunDescription(config=config, topology=own, provenance=PROVENANCE))
     clock = [0.0]
     events = EventWriter(folder, lambda: clock[0])
-    events.write(StartEvent(steps=30, steps_per_epoch=10, dropped=0, start_up_s=START_UP_S, compile_s=compile_s))
+    start = StartEvent(
+        steps=30,
+        steps_per_epoch=10,
+        dropped=0,
+        start_up_s=START_UP_S,
+        compile_s=compile_s,
+        start_up_parts_s=start_up_parts_s,
+    )
+    events.write(start)
     marks = []
     for number, accuracy in enumerate(accuracies):
         done = STEPS * (number + 1)

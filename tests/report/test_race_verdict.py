@@ -9,7 +9,7 @@ import pytest
 from paceline.analysis.race.race import race
 from paceline.analysis.record_set import collect_records
 from paceline.records.experiment.record import read_experiment
-from paceline.report.race_verdict import format_run, headline
+from paceline.report.race_verdict import format_run, headline, sentences
 from races_on_disk import FLAT, RISING, write_race
 
 
@@ -66,3 +66,12 @@ def test_the_headline_has_times_in_seconds_and_says_which_runs_they_are_from(
 def test_a_miss_has_its_best_accuracy_and_the_time_that_it_trained(tmp_path: Path) -> None:
     found = race(collect_records([read_experiment(write_race(tmp_path / "race", [2.0], [FLAT]))]))
     assert format_run(found.runs[0], 0.9) == "missed, best accuracy 70%, 6.00 s of training"
+
+
+def test_the_longest_parts_of_the_start_up_are_named(tmp_path: Path) -> None:
+    parts = {"starting processes": 0.25, "importing torch": 2.0, "connecting ranks": 0.1, "making the workload": 1.0}
+    found = race(collect_records([read_experiment(write_race(tmp_path / "race", [2.0], start_up_parts_s=parts))]))
+    assert list(sentences(found))[1] == (
+        "The start-up took 4.00 s on average; its longest parts: importing torch 2.00 s, making the workload 1.00 s, "
+        "starting processes 0.25 s."
+    )

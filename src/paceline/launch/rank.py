@@ -26,6 +26,7 @@ from paceline.errors import PreemptedError, RecordError
 from paceline.launch.emulation.cgroup import enter
 from paceline.launch.faults.failures import FULL_DISK_EXIT_CODE, record_failure
 from paceline.launch.job import Job
+from paceline.measure.start_up import START_UP
 from paceline.records.growing_file import full_disk_error
 from paceline.signing import Signer, job_signer, keep_job_key
 
@@ -41,6 +42,8 @@ def main() -> None:
     """Run the job, then exit; on failure, write the error file that the launcher reads."""
     launcher_pid = os.getppid()
     job = Job.read(Path(sys.argv[1]))
+    START_UP.begin(job.launched_at_s)
+    START_UP.end_of("starting processes")
     rank = int(os.environ["RANK"])
     keep_job_key(Signer.take_from(os.environ))
     _exit_with_parent(launcher_pid)
@@ -116,7 +119,7 @@ def _reporting_status(job: Job, rank: int) -> Iterator[None]:
     if not job.hang_timeout:
         yield
         return
-    _import_torch()
+    _import_torch(job)
     from paceline.comm.watchdog.reporter import Reporter, connect
 
     try:
@@ -132,7 +135,7 @@ def _reporting_status(job: Job, rank: int) -> Iterator[None]:
 
 def run_job(job: Job, progress: JobProgress) -> None:
     """Connect to the other ranks, execute every run of the job, disconnect."""
-    _import_torch()
+    _import_torch(job)
     from paceline.comm import join_world, leave_world
     from paceline.doctor.examine import examine_machines, examine_run
     from paceline.doctor.reach import check_reach
@@ -143,10 +146,12 @@ def run_job(job: Job, progress: JobProgress) -> None:
     examining: dict[str, Callable[..., None]] = {"examine": examine_run, "examine_machines": examine_machines}
     task = (examining | {"train": run, "prove": prove_run})[job.task]
     before_connect = check_reach if job.task in examining else None
+    START_UP.end_of("importing torch")
     world = join_world(timeout_s=job.timeout, iface=job.iface, before_connect=before_connect)
     if world.rank == 0:
         job.folder.mark_ready()
     _enter_host_cgroup()
+    START_UP.end_of("connecting ranks")
     began_s = job.launched_at_s
     for number, (config, folder) in enumerate(job.runs):
         progress.run = number
@@ -157,12 +162,13 @@ def run_job(job: Job, progress: JobProgress) -> None:
         more |= {"launched_at_s": began_s} if task is run else {}
         task(config, world, folder, threads=job.threads, number=number, command=job.command, **more)
         began_s = time.time()
+        START_UP.begin(began_s)
     leave_world()
 
 
 def run_script_job(job: Job) -> None:
     """Run the user's script, whose call of `attach` connects to the other ranks."""
-    _import_torch()
+    _import_torch(job)
     from paceline.training.scripts.run_script import SCRIPT_TASKS, run_script
 
     assert job.script is not None
@@ -172,11 +178,17 @@ def run_script_job(job: Job) -> None:
     run_script(kind(script=job.script, config=config, folder=folder, command=job.command, oracle=job.oracle), job.iface)
 
 
-def _import_torch() -> None:
-    """Import torch without garbage collection, which saves 0.8 s: the import creates millions of objects."""
-    gc.disable()
-    import torch._dynamo  # noqa: F401  (optimisers import it on first use, which takes 1 s of a run)
+def _import_torch(job: Job) -> None:
+    """Import torch without garbage collection: the import creates millions of objects, all of which stay.
 
+    A run imports torch's compiler only if it uses it (`training/compiler_import.py`). Otherwise it is imported here:
+    optimisers of a script would import it in the first step, which takes a second.
+    """
+    gc.disable()
+    import torch
+
+    if job.script is not None or job.task != "train":
+        import torch._dynamo  # noqa: F401
     gc.freeze()
     gc.enable()
 

@@ -45,6 +45,8 @@ class StartEvent(Struct, frozen=True, kw_only=True, tag_field="event", tag="star
     processes, importing torch, reading data, building and checking the model; None if it was not measured."""
     compile_s: Seconds | None = None
     """Seconds of `start_up_s` in which the model was compiled or its kernels were prepared; None if nothing was."""
+    start_up_parts_s: dict[str, Seconds] | None = None
+    """Seconds of `start_up_s` by part, on rank 0, in order; None if it was not measured."""
     time_s: Seconds = 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from paceline.analysis.other_load import format_load
@@ -13,6 +14,9 @@ from paceline.analysis.race.scores import LEAST_RUNS
 from paceline.config.run import EPOCH
 from paceline.formatting import plural, race_seconds, short
 from paceline.records.experiment.design import RaceDesign
+
+SHOWN_PARTS = 3
+"""Parts of the start-up that the terminal and the page name."""
 
 
 class Rule(NamedTuple):
@@ -92,9 +96,24 @@ def sentences(race: Race) -> Iterator[str]:
     yield headline(race)
     if race.with_compile_score_s is not None:
         yield f"With compiling, the training time is {race_seconds(race.with_compile_score_s)}."
+    start_up = _start_up_sentence(race)
+    if start_up:
+        yield start_up
     if race.counted and not race.is_complete:
         done = f"{len(race.counted)} of {plural(race.planned, 'run')}"
         yield f"The race is not complete: {done} have ended. It has no place on a leaderboard yet."
+
+
+def _start_up_sentence(race: Race) -> str:
+    """Return the mean time of the start-up and its longest parts; empty if parts were not recorded."""
+    runs = [run for run in race.counted if run.start_up_s is not None and run.start_up_parts_s]
+    if not runs:
+        return ""
+    total_s = fmean(run.start_up_s or 0.0 for run in runs)
+    means = {part: fmean(run.start_up_parts_s.get(part, 0.0) for run in runs) for part in runs[0].start_up_parts_s}
+    longest = sorted(means, key=lambda part: means[part], reverse=True)[:SHOWN_PARTS]
+    parts = ", ".join(f"{part} {race_seconds(means[part])}" for part in longest)
+    return f"The start-up took {race_seconds(total_s)} on average; its longest parts: {parts}."
 
 
 def format_outcome(run: RaceRun) -> str:

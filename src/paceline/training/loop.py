@@ -16,6 +16,7 @@ from paceline.comm.stores.stop_request import NO_STOP, StopRequest
 from paceline.config import ENDLESS, RunConfig
 from paceline.errors import CheckpointError, DivergenceError, PreemptedError, WorkloadError
 from paceline.measure.activity import ACTIVITY
+from paceline.measure.start_up import START_UP
 from paceline.measure.steps import AGREE, DATA
 from paceline.records.events import CompilingEvent, EpochEvent, StartEvent
 from paceline.training.checkpoints.checkpointer import Checkpointer, check_position_is_known
@@ -132,6 +133,7 @@ class TrainingLoop:
             dropped=source.dropped,
             start_up_s=None if self.launched_at_s is None else max(0.0, time.time() - self.launched_at_s),
             compile_s=compile_s,
+            start_up_parts_s=None if self.launched_at_s is None else START_UP.parts(),
         )
         self.recording.write_event(start)
         _ = self.learning_rate  # Raises before the first step if the schedule needs a length that is unknown.

@@ -59,7 +59,8 @@ class Placement:
     def apply(self, config: RunConfig) -> None:
         """Set torch's threads, determinism and device; an earlier run may have left other values."""
         torch.set_num_threads(self.threads)
-        torch.use_deterministic_algorithms(config.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != config.deterministic:
+            torch.use_deterministic_algorithms(config.deterministic)  # Imports torch's compiler, which takes 1 s.
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 

@@ -15,10 +15,12 @@ from paceline.config.recipe import AUTO_PRECISION
 from paceline.errors import UsageError
 from paceline.formatting import whole
 from paceline.measure.slow_rank import stopwatch_for
+from paceline.measure.start_up import START_UP
 from paceline.records.precision import PrecisionChoice
 from paceline.strategies.base.abilities import ServesParameters
 from paceline.strategies.base.strategy import MakeOptimizer, Role, Strategy
 from paceline.strategies.registry import create
+from paceline.training.compiler_import import OPTIMIZER_FUNCTIONS, exclude_from_compiler
 from paceline.training.model_format import move_model
 from paceline.training.placement import Placement
 from paceline.training.precision import set_matmul_precision, storage_dtype
@@ -96,10 +98,13 @@ def set_up_rank(
         check_collectives=config.check_collectives,
         stopwatch=stopwatch_for(placement.device, events=config.events, **speed) if timed else None,
     )
+    START_UP.end_of("preparing the device")
     if comm is None:
         return None
     config.global_batch(comm.world_size)  # Raises before anything is loaded if a worker would have no samples.
     workload = load_workload(config)
+    START_UP.end_of("making the workload")
+    exclude_from_compiler(*OPTIMIZER_FUNCTIONS)
     assert workload.recipe is not None, "load_workload() sets the recipe"
     given, config = config, with_recipe(config, workload.recipe)
     config = replace(config, precision=choose_precision(config))

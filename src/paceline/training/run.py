@@ -11,6 +11,7 @@ from paceline.comm import World, close_comm
 from paceline.comm.stores.stop_request import StopRequest
 from paceline.config import RunConfig
 from paceline.errors import PreemptedError
+from paceline.measure.start_up import START_UP
 from paceline.records import RunFolder, Topology
 from paceline.records.description import RecordedRecipe
 from paceline.records.summary import Summary
@@ -21,6 +22,7 @@ from paceline.training.checkpoints.storage.weights import save_weights
 from paceline.training.checks.data import check_same_data
 from paceline.training.checks.model import check_model
 from paceline.training.compiled import check_can_compile, compile_in_place
+from paceline.training.compiler_import import import_compiler_if_used
 from paceline.training.core_binding import bound_to
 from paceline.training.loop import RAISED_ON_ALL_RANKS, TrainingLoop
 from paceline.training.optimizers.make import make_optimizer
@@ -88,7 +90,9 @@ def _run_as_worker(
     held_out = make_held_out(config, workload, setup.share)
     sources = {"training data": source} | ({} if held_out is None else {"test data": held_out.shared})
     check_same_data(sources, comm.control)
+    START_UP.end_of("moving model and data")
     flop = check_model(model, workload, source, config, comm.rank, sources.get("test data"), count_flop=True)
+    START_UP.end_of("checking the model")
     point = None if resume is None else find_resume_point(resume, folder, comm)
     with Recording(
         config,
@@ -103,6 +107,7 @@ def _run_as_worker(
             check_can_compile(comm.device.type)
             compile_in_place(model)
         sync = Sync(model, optimizer_factory(workload, source.batch), setup.strategy, comm, config.bn)
+        import_compiler_if_used(sync.optimizer)
         sync.guard_replicas(config.replica_guard)
         sync.measure_noise(config.noise_scale, config.accumulate)
         recording.start(sync)
@@ -123,6 +128,7 @@ def _run_as_worker(
             if config.deterministic and point.info is not None and setup.strategy.lockstep:
                 rehearse_step(sync, workload, source)
             recording.write_event(point.event(loop.resume(point)))
+        START_UP.end_of("opening the record")
         with bound_to(setup.placement.cores):  # Only now, so that the record has the load of the whole host.
             _train(loop)
             summary = _evaluated(loop)

@@ -32,6 +32,8 @@ class RaceRun:
     """Part of the start-up in which the model was compiled or its kernels were prepared; None if nothing was."""
     start_up_s: float | None
     """Time from the launch of the ranks to the first step, compiling included."""
+    start_up_parts_s: dict[str, float]
+    """Time of each part of the start-up, on rank 0; empty if they were not recorded."""
     evaluation_s: float | None
     """Time of all evaluations until then; of a run that missed, of all."""
     evaluations: int
@@ -81,6 +83,7 @@ def race_run(run: RunRecord, number: int, target: float) -> RaceRun:
         total_s=total_s,
         compile_s=None if start is None else start.compile_s,
         start_up_s=start_up_s,
+        start_up_parts_s={} if start is None or start_up_s is None else start.start_up_parts_s or {},
         evaluation_s=sum(spans) if spans else None,
         evaluations=sum(reached is None or point.step <= reached.step for point in curve),
         step=None if shown is None else shown.step,

@@ -106,7 +106,8 @@ def race_run_json(run: RaceRun) -> dict[str, Any]:
         {"step": p.step, "epochs": p.epochs, "train_s": p.train_s, "loss": p.loss, "accuracy": p.accuracy}
         for p in run.curve
     ]
-    found: dict[str, Any] = json_safe(about | json_values(RACE_FIGURES, run) | {"curve": points})
+    more = {"start_up_parts_s": run.start_up_parts_s, "curve": points}
+    found: dict[str, Any] = json_safe(about | json_values(RACE_FIGURES, run) | more)
     return found
 
 

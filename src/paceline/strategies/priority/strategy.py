@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -132,6 +133,7 @@ class Priority(Overlapped):
             self._sender = Sender(self.comm, self.options.window)
             parameters = [parameter for _, parameter in self.parameters]
             if can_record(model) and all(map(can_defer, parameters)):
+                import_module("torch._dynamo")  # Which hooks, made in the first step, are excluded from.
                 self._first_uses = FirstUses(model, parameters, self._set_wait_hooks)
                 self._finish_before_states(self.optimizer)
         return model

@@ -15,6 +15,7 @@ from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.config import RunConfig
 from paceline.errors import PacelineError, WorkloadError
 from paceline.strategies.base.strategy import no_gradient_error
+from paceline.training.compiler_import import exclude_from_compiler
 from paceline.training.evaluate import evaluation_mode
 from paceline.training.precision import autocast
 from paceline.workloads.batches import Source, batch_size, repeat_batch
@@ -94,8 +95,9 @@ def _check_training(
 def _forward(model: nn.Module, workload: Workload, batch: Any, count_flop: bool) -> tuple[ForwardResult, int]:
     """Return the result of a forward pass and its FLOP; 0 if they are not counted."""
     if count_flop:
-        from torch.utils.flop_counter import FlopCounterMode  # Imports torch._dynamo, which ranks need in any case.
+        from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
+        exclude_from_compiler(_FlopCounterMode.__torch_dispatch__)
         try:
             with FlopCounterMode(display=False) as counter:
                 return workload.forward(model, batch), counter.get_total_flops()

@@ -1,0 +1,85 @@
+"""Tests of what imports torch's compiler, in processes of their own: it can be imported only once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import sys
+from pathlib import Path
+
+from paceline.comm import join_world, leave_world
+from paceline.config import RunConfig
+from paceline.records import RunFolder
+from paceline.training.run import run
+
+config = RunConfig(
+    workload="cnn",
+    data="synthetic:size=64,test_size=16",
+    strategy="single",
+    batch=16,
+    steps=2,
+    optimizer=sys.argv[2],
+)
+before = []
+world = join_world(timeout_s=60)
+run(
+    config,
+    world,
+    RunFolder(Path(sys.argv[1])),
+    threads=1,
+    on_event=lambda event: before.append("torch._dynamo" in sys.modules),
+)
+leave_world()
+print(before[0], before[1], before[-1])
+"""
+EXCLUDED = """
+import sys
+
+import torch
+
+from paceline.training.compiler_import import OPTIMIZER_FUNCTIONS, exclude_from_compiler
+
+exclude_from_compiler(*OPTIMIZER_FUNCTIONS)
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight])
+weight.grad = torch.ones(1)
+optimizer.zero_grad()
+assert weight.grad is None
+assert "torch._dynamo" not in sys.modules
+
+import torch._dynamo
+
+weight.grad = torch.ones(1)
+optimizer.zero_grad()
+assert weight.grad is None
+print(type(getattr(torch.optim.Optimizer.zero_grad.__wrapped__, "__dynamo_disable")).__name__)
+"""
+
+
+def output_of(program: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.takes(15)
+def test_a_run_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
+    assert output_of(RUN, str(tmp_path), "muon") == "False False False"
+
+
+@pytest.mark.takes(15)
+def test_for_an_optimiser_of_torch_it_is_imported_before_training_starts(tmp_path: Path) -> None:
+    """The first event describes the run, the second is written right before the first step."""
+    assert output_of(RUN, str(tmp_path), "sgd") == "False True True"
+
+
+@pytest.mark.takes(10)
+def test_once_the_compiler_is_imported_torch_excludes_functions_itself() -> None:
+    assert output_of(EXCLUDED) == "function"
