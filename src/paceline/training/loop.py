@@ -127,6 +127,7 @@ class TrainingLoop:
         if self.config.compile:
             self.recording.write_event(CompilingEvent())
         compile_s = self.training_step.prepare()
+        START_UP.end_of("compiling the model" if self.config.compile else "preparing the first step")
         start = StartEvent(
             steps=total,
             steps_per_epoch=source.expected_steps,
