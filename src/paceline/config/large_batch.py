@@ -58,8 +58,8 @@ class LargeBatchConfig(FixedRepeats):
     [default: 8192 on a GPU, 1024 on a CPU]."""
     noise_scale: NoiseScaleMode = "auto"
     """Measure the gradient noise scale, which estimates where larger batches stop paying: in as many steps as 0.4% of
-    the training time allows (auto), in all steps (all), or not (off). On one rank, the reference is then
-    accumulated over two micro-batches."""
+    the training time allows, and every 200th at least (auto), in all steps (all), or not (off). On one rank, the
+    reference is then accumulated over two micro-batches."""
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -178,8 +178,8 @@ class RunConfig:
         unused_by=("scale", "doctor"),
     )
     """Measure the gradient noise scale, which estimates the batch above which larger ones pay less: in as many steps as
-    0.4% of the training time allows (auto), in all steps (all), or not (off). It needs several ranks, or
-    --accumulate."""
+    0.4% of the training time allows, and every 200th at least (auto), in all steps (all), or not (off). It needs
+    several ranks, or --accumulate."""
     events: bool = setting(True, in_next_command=False, script="same", unused_by=("doctor",))
     """Record start and end of each phase and each communication operation; costs 2% of a step of a few milliseconds,
     less of longer ones."""
