@@ -19,8 +19,10 @@ from paceline.doctor.measuring_cost import measure_cost
 from paceline.measure.operations import OperationLog
 from paceline.measure.steps import make_stopwatch
 from paceline.records.examination import MeasuringCost
+from paceline.training.graphs import capture
 from paceline.workloads.workload import Workload
 from ranks import SIZE, Pool
+from training.graphs.recorded_graph import RecordingCapturer
 from tries import eventually
 
 HERE = __name__
@@ -152,3 +154,19 @@ def measure_crowded(comm: Comm) -> MeasuringCost | None:
 
 def test_without_room_for_two_nothing_is_tried(pool: Pool) -> None:
     assert pool.run(measure_crowded, SIZE) == [None] * SIZE
+
+
+def measure_with_graphs(comm: Comm) -> tuple[MeasuringCost | None, int]:
+    """Measure the cost in steps that are replayed from graphs, which a run without a monitor captures."""
+    capture.CAPTURERS["cpu"] = RecordingCapturer
+    try:
+        settings = {"workload": f"{HERE}:middling", "strategy": "allreduce", "cuda_graph": "on"}
+        return measure(comm, settings, budget_s=0.2)
+    finally:
+        del capture.CAPTURERS["cpu"]
+
+
+def test_the_cost_is_measured_in_steps_with_graphs_too(pool: Pool) -> None:
+    first, second, *_ = pool.run(measure_with_graphs, SIZE)
+    assert first == second
+    assert first[0] is not None

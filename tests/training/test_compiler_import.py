@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from paceline.training import compiler_import
+from paceline.training.compiler_import import import_compiler_if_used
+from paceline.training.optimizers.muon import Muon
 
 RUN = """
 import sys
@@ -83,3 +88,21 @@ def test_for_an_optimiser_of_torch_it_is_imported_before_training_starts(tmp_pat
 @pytest.mark.takes(10)
 def test_once_the_compiler_is_imported_torch_excludes_functions_itself() -> None:
     assert output_of(EXCLUDED) == "function"
+
+
+class OwnMuon(Muon):
+    """Optimiser of a user, derived from one that does not import the compiler."""
+
+
+class OwnSgd(torch.optim.SGD):
+    """Optimiser of a user, derived from one that does."""
+
+
+@pytest.mark.parametrize(("kind", "imports"), [(OwnMuon, False), (OwnSgd, True), (torch.optim.AdamW, True)])
+def test_steps_of_optimisers_derived_from_torchs_import_it(
+    kind: type[torch.optim.Optimizer], imports: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(compiler_import, "import_module", imported.append)
+    import_compiler_if_used(kind([torch.nn.Parameter(torch.ones(1))]))  # type: ignore[call-arg]
+    assert imported == (["torch._dynamo"] if imports else [])

@@ -97,8 +97,11 @@ def test_optimisers_in_graphs(tmp_path: Path, optimizer: str) -> None:
 def test_noise_that_is_measured_between_graphs(tmp_path: Path) -> None:
     """Hooks of measured steps leave nothing behind that a capture does not allow, such as nodes of another stream."""
     runs = both(tmp_path, "--epochs", "6", "--accumulate", "2", "--noise-scale", "auto", *OPTIMIZERS["sgd"])
-    for record in runs:
-        assert sum(event.noise.steps for event in record.events_of(LogEvent) if event.noise is not None) > 1
+    without, with_graphs = (
+        sum(event.noise.steps for event in record.events_of(LogEvent) if event.noise is not None) for record in runs
+    )
+    assert without >= 1, "a busy machine measures few steps"
+    assert with_graphs >= 2, "one before the graphs, and one in the first 16 steps with them"
 
 
 def test_bf16_in_graphs(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ def exclude_from_compiler(*functions: Callable[..., Any]) -> None:
 
 
 def import_compiler_if_used(optimizer: Optimizer) -> None:
-    """Import the compiler before training if a step of the optimiser would import it: any but ours may."""
-    if not type(optimizer).__module__.startswith("paceline."):
+    """Import the compiler before training if a step of the optimiser would import it, as those of torch's do."""
+    kinds = [kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim.")]
+    if kinds != [Optimizer]:
         import_module(COMPILER)
 
 
