@@ -4,7 +4,8 @@ The compiler must not trace some functions of torch, such as `Optimizer.zero_gra
 it exclude them, even if nothing is ever compiled. Where it is not imported, `exclude_from_compiler` sets the mark that
 torch looks for (`torch/_compile.py`) itself. A version of torch that does not know the mark imports the compiler.
 
-Torch's own optimisers, such as SGD, import it in `step`. It is then imported before the first step, which is timed.
+Optimisers of torch import it in `step`, except those of a recipe (`optimizers/of_torch.py`). It is then imported before
+the first step, which is timed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from importlib import import_module
 from typing import Any
 
 from torch.optim import Optimizer
+
+from paceline.training.optimizers.of_torch import SGD, AdamW
 
 COMPILER = "torch._dynamo"
 OPTIMIZER_FUNCTIONS = (
@@ -40,7 +43,7 @@ def exclude_from_compiler(*functions: Callable[..., Any]) -> None:
 def import_compiler_if_used(optimizer: Optimizer) -> None:
     """Import the compiler before training if a step of the optimiser would import it, as those of torch's do."""
     kinds = [kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim.")]
-    if kinds != [Optimizer]:
+    if kinds != [Optimizer] and not isinstance(optimizer, SGD | AdamW):
         import_module(COMPILER)
 
 

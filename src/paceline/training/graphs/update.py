@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.comm.messages.nested_tensors import tensors_in
 from paceline.strategies.base.optimizer_state import IMPLEMENTATION
 from paceline.training.graphs.capture import CaptureError, Capturer, Replay, capturing
+from paceline.training.optimizers.of_torch import SGD
 
 MOST_GRAPHS = 4
 """Most graphs of updates. They differ in settings of the optimiser; one whose settings always change has none."""
@@ -142,7 +143,7 @@ def prepare_for_capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     for group in groups:
         if "capturable" in group:
             group["capturable"] = True
-        elif type(optimizer) is torch.optim.SGD and all(p.is_floating_point() for p in group["params"]):
+        elif type(optimizer) in (torch.optim.SGD, SGD) and all(p.is_floating_point() for p in group["params"]):
             # Only the fused one takes the learning rate as a tensor without reading it.
             group["fused"], group["foreach"] = True, False
     # Torch would warn of steps that are not captured: the first few, and those of rare batch sizes.
