@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from paceline.comm import Comm
 from paceline.config import RunConfig
 from paceline.strategies.registry import create
-from paceline.training.dry_pass import dry_pass
+from paceline.training.dry_pass import dry_pass, dry_update
+from paceline.training.optimizers.muon import Muon
 from paceline.training.precision import storage_dtype
 from paceline.training.sync import Sync
 from paceline.workloads.batches import Share, make_source
@@ -92,3 +95,61 @@ def one_shot(comm: Comm) -> bool:
 
 def test_data_that_reading_consumes_is_left_alone(pool: Pool) -> None:
     assert pool.run(one_shot, RANKS) == [False] * RANKS
+
+
+class CountsInPython(torch.optim.SGD):
+    """Optimiser with a state of its own, which a step changes."""
+
+    steps_made = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps_made += 1
+        return super().step(closure)
+
+
+class NeedsLoss(torch.optim.SGD):
+    """Optimiser that cannot be stepped without a closure."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, lr=0.1),
+        lambda p: Muon(p, lr=0.1, weight_decay=0.1),
+        lambda p: CountsInPython(p, lr=0.1),
+        lambda p: NeedsLoss(p, lr=0.1),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_dry_update_changes_nothing(make: Callable[[Any], torch.optim.Optimizer], steps: int) -> None:
+    """Before the first step, and in a run that resumes, whose optimiser has a state."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = make(model.parameters())
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step(lambda: 0.0)
+        optimizer.zero_grad()
+    before, counted = copy.deepcopy((model.state_dict(), optimizer.state_dict())), getattr(optimizer, "steps_made", 0)
+    dry_update(optimizer, torch.device("cpu"))
+    torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert getattr(optimizer, "steps_made", 0) == counted
+
+
+def test_a_dry_update_makes_a_step() -> None:
+    calls: list[int] = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            calls.append(1)
+            return super().step(closure)
+
+    dry_update(Counting(nn.Linear(4, 3).parameters(), lr=0.1), torch.device("cpu"))
+    assert calls == [1]

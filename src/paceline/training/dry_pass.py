@@ -1,8 +1,9 @@
-"""A forward and a backward pass before the first step that change nothing, to compile a model or to load kernels."""
+"""A pass and an update before the first step that change nothing, to compile a model or to load a GPU's kernels."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import copy
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -70,3 +71,18 @@ def _pass(config: RunConfig, workload: Workload, sync: Sync, batch: Any, forms: 
                 buffer.copy_(before)
     for parameter in without:
         parameter.grad = None
+
+
+def dry_update(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Update a copy of the weights by a copy of the optimiser, without gradients that matter; wait for the device.
+
+    What cannot be copied, or cannot be stepped like this, is left alone. The first step then loads its kernels.
+    """
+    with suppress(Exception), kept_random_state(device):
+        twin = copy.deepcopy(optimizer)
+        for group in twin.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        twin.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from paceline.config import RunConfig
 from paceline.measure.steps import BACKWARD, DATA, FORWARD, OPTIMISER
 from paceline.training.compiled import CompiledForms, compile_now
-from paceline.training.dry_pass import dry_pass
+from paceline.training.dry_pass import dry_pass, dry_update
 from paceline.training.precision import autocast
 from paceline.training.recording.recording import Recording
 from paceline.training.sync import Sync
@@ -48,14 +48,17 @@ class TrainingStep:
     def prepare(self) -> float | None:
         """Compile the model before the first step; return the seconds it took, None if it was not done.
 
-        On a GPU, a model that is not compiled has its kernels loaded, which takes longer than many steps.
+        On a GPU, kernels that are not compiled are loaded, which takes longer than many steps.
         """
+        compile_s, device = None, self.source.share.device
         if self.compiled is not None:
-            return compile_now(self.config, self.workload, self.sync, self.source, self.compiled)
-        if self.source.share.device.type == "cuda":
+            compile_s = compile_now(self.config, self.workload, self.sync, self.source, self.compiled)
+        elif device.type == "cuda":
             with suppress(torch.OutOfMemoryError):  # The first step will say what it needs.
                 dry_pass(self.config, self.workload, self.sync, self.source)
-        return None
+        if device.type == "cuda":
+            dry_update(self.sync.optimizer, device)
+        return compile_s
 
     def forward_context(self, batch: Any) -> AbstractContextManager[Any]:
         """Return the context for the forward pass of a micro-batch that decides whether compiled code is used."""

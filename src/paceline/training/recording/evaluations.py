@@ -19,7 +19,9 @@ from paceline.workloads.random_state import kept_random_state
 from paceline.workloads.tickets import ONE_SHOT_HINT
 from paceline.workloads.workload import Workload
 
-LARGEST_TEST_BATCH = 256
+LARGEST_TEST_BATCH = {"cpu": 256, "cuda": 4096}
+"""Most samples of a rank's test batch, by the type of the device. A CPU gains nothing from more. A GPU would wait for the
+host with fewer, because it has to start hundreds of kernels for each batch."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def make_held_out(config: RunConfig, workload: Workload, share: Share) -> HeldOu
     if workload.test is None or not config.evaluate:
         return None
     # Evaluation keeps nothing for backward, so twice a training micro-batch still needs less memory.
-    each = min(LARGEST_TEST_BATCH, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
+    largest = LARGEST_TEST_BATCH.get(share.device.type, LARGEST_TEST_BATCH["cpu"])
+    each = min(largest, 2 * config.global_batch(share.workers) // (share.workers * config.accumulate))
     shared = dataclasses.replace(share, micro_batches_per_step=1)
     alone = dataclasses.replace(shared, rank=0, workers=1)
     found = HeldOut(
