@@ -20,8 +20,8 @@ from paceline.workloads.tickets import ONE_SHOT_HINT
 from paceline.workloads.workload import Workload
 
 LARGEST_TEST_BATCH = {"cpu": 256, "cuda": 4096}
-"""Most samples of a rank's test batch, by the type of the device. A CPU gains nothing from more. A GPU would wait for the
-host with fewer, because it has to start hundreds of kernels for each batch."""
+"""Most samples of a rank's test batch, by the type of the device. A CPU gains nothing from more. With fewer a GPU
+waits for the host, which has to start hundreds of kernels for each batch."""
 
 
 @dataclass(frozen=True)
