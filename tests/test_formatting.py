@@ -8,10 +8,12 @@ from paceline.formatting import (
     BYTE_COST,
     COUNTS,
     FACTOR,
+    LOSS,
     MOST_CHARACTERS,
     SHARE,
     SIZES,
     TIMES,
+    WHOLE,
     Ladder,
     binary_size,
     bit_rate,
@@ -198,3 +200,13 @@ def test_text_of_others_is_printable_and_has_a_bound() -> None:
     long = printable("a" * 10_000 + "b" * 10_000)
     assert (len(long), long[0], long[-1]) == (MOST_CHARACTERS + 3, "a", "b")
     assert " … " in long
+
+
+def test_huge_losses_are_powers_of_ten() -> None:
+    assert [LOSS.write(value) for value in (2.3, 9_999_999.0, 7.44e13, -2e7)] == [
+        "2.3000",
+        "9,999,999.0000",
+        "7.4e+13",
+        "−2.0e+7",
+    ]
+    assert WHOLE.write(1e12) == "1,000,000,000,000", "counts are exact"

@@ -15,6 +15,8 @@ NOTHING = "–"
 DECIMALS = 2
 """Decimals of a figure in its own unit."""
 MOST_DECIMALS = 4
+LARGEST_WRITTEN = 1e7
+"""Least figure with decimals that is written as a power of ten."""
 MOST_CHARACTERS = 4_000
 """Most characters of a message; a longer one quotes a whole file or list."""
 
@@ -31,8 +33,11 @@ class Unit:
     """Text after a figure that stands alone; None for a space and the unit's name."""
 
     def write(self, value: float) -> str:
-        """Format a figure without its unit, which is in the heading."""
-        return _signed(f"{value / self.scale:,.{self.decimals}f}")
+        """Format a figure without its unit, which is in the heading; a huge one as a power of ten."""
+        scaled = value / self.scale
+        if self.decimals and LARGEST_WRITTEN <= abs(scaled) < math.inf:  # The loss of a run that diverged.
+            return _signed(f"{scaled:.1e}").replace("e+0", "e+")
+        return _signed(f"{scaled:,.{self.decimals}f}")
 
     def write_end(self, value: float) -> str:
         """Format an end of an interval; in thousands or millions where it is too far off for its digits to matter."""

@@ -10,10 +10,11 @@ import html
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from paceline.formatting import Unit, significant
+from paceline.formatting import Unit, significant, tick_label
 
 Json = dict[str, Any]
 
@@ -26,6 +27,8 @@ LINE = 1.8
 MOST_POINTS = 600
 LEAST_POINTS = 40
 """Points of one curve: more are not visible, fewer do not make a curve."""
+FLATTENING = 20
+"""Ratio of the largest loss to the median, or of the peaks of learning rates, from which an axis is logarithmic."""
 
 
 def plain(text: str) -> str:
@@ -121,6 +124,16 @@ def axis(title: str | None = None, **extra: Any) -> Json:
     if title is not None:
         settings["title"] = {"text": title, "standoff": 10, "font": {"size": LABEL_SIZE, "color": "@muted"}}
     return settings | extra
+
+
+def loss_axis(title: str, losses: Sequence[float], nticks: int = 6, **extra: Any) -> Json:
+    """Return an axis of losses: logarithmic where a few, of runs that diverged, would flatten all others."""
+    values = finite(losses)
+    if not values or min(values) <= 0 or max(values) <= FLATTENING * statistics.median(values):
+        return axis(title, nticks=nticks, **extra)
+    marks = ticks(min(values) / 1.1, max(values) * 1.1)
+    labels = [tick_label(mark) for mark in marks]
+    return axis(title, type="log", tickvals=marks, ticktext=labels, **extra | {"rangemode": "normal"})
 
 
 def heading(text: str, panel: Panel, *, raised: int = 8) -> Json:

@@ -9,7 +9,7 @@ from paceline.analysis.large_batch.results import LargeBatches, LargeBatchRow
 from paceline.analysis.statistics import Estimate
 from paceline.formatting import ACCURACY, LOSS, Unit, interval, whole
 from paceline.report.large_batch_verdict import row_name, row_outcome
-from paceline.report.plots.drawing import Json, Panel, axis, base_layout, grid, plain, rounded, shortened
+from paceline.report.plots.drawing import Json, Panel, axis, base_layout, grid, loss_axis, plain, rounded, shortened
 from paceline.report.plots.palette import colours
 
 ROW_HEIGHT = 24
@@ -145,7 +145,8 @@ def _layout(places: Sequence[_Place], labels: Sequence[str], height: int, panels
     }
     for panel in losses:
         title = "training loss, last epoch"
-        layout["xaxis2"] = axis(title, domain=list(panel.x), anchor="y2", rangemode="tozero", nticks=5)
+        values = [place.row.end_loss.value for place in places if place.row.end_loss is not None]
+        layout["xaxis2"] = loss_axis(title, values, 5, domain=list(panel.x), anchor="y2", rangemode="tozero")
         layout["yaxis2"] = axis(
             domain=list(panel.y), anchor="x2", **rows, **(named if is_below else {"showticklabels": False})
         )

@@ -7,7 +7,6 @@ seeds, which is large, and hide the differences between strategies, which are sm
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from paceline.analysis.comparison import CandidateRow, Comparison
 from paceline.analysis.curves import LearningRateCurve, LossCurve, learning_rate_curve, loss_curve, thinned
 from paceline.formatting import LOSS, SHORT_IN_PLOTLY, tick_label
 from paceline.report.plots.drawing import (
+    FLATTENING,
     LEAST_POINTS,
     LINE,
     Json,
@@ -22,10 +22,10 @@ from paceline.report.plots.drawing import (
     base_layout,
     finite,
     hover_value,
+    loss_axis,
     plain,
     points_per_curve,
     rounded,
-    ticks,
     whole_ticks,
 )
 from paceline.report.plots.palette import colours
@@ -36,8 +36,6 @@ POINTS = 16_000
 RATE_POINTS = 2 * LEAST_POINTS
 """Most points of the learning rate of one run: schedules are smooth, or have a few steps."""
 DASHES = {"candidate": "solid", "bound": "dot", "baseline": "dash"}
-FLATTENING = 20
-"""Ratio of the largest loss to the median, or of the peaks of learning rates, from which an axis is logarithmic."""
 RATE_SHARE, GAP = 0.2, 0.06
 """Height of the panel of the learning rate, and the gap above it, as shares of the plot."""
 
@@ -174,11 +172,7 @@ def _scales(curves: Sequence[_RunCurve], domain: list[float]) -> dict[str, Json]
 
 
 def _scale(curves: Sequence[_RunCurve]) -> Json:
-    values = finite([loss for curve in curves for loss in curve.losses.losses])
-    if min(values) > 0 and max(values) > FLATTENING * statistics.median(values):
-        marks = ticks(min(values) / 1.1, max(values) * 1.1)
-        return axis("training loss", type="log", tickvals=marks, ticktext=[tick_label(mark) for mark in marks])
-    return axis("training loss", nticks=6)
+    return loss_axis("training loss", [loss for curve in curves for loss in curve.losses.losses])
 
 
 def _rate_scale(curves: Sequence[_RunCurve]) -> Json:

@@ -21,6 +21,7 @@ from paceline.report.plots.drawing import (
     base_layout,
     finite,
     hover_value,
+    loss_axis,
     numbered,
     plain,
     points_per_curve,
@@ -159,12 +160,13 @@ def _layout(curves: Sequence[_Curve], *, has_accuracy: bool) -> Json:
     last = max(point.step for curve in curves for point in curve.points)
     x = axis("step", showgrid=False, rangemode="tozero", **whole_ticks(last))
     layout = base_layout(480, left=64) | {"hovermode": "closest"}
+    losses = [point.loss for curve in curves for point in curve.points]
     if not has_accuracy:
-        return layout | {"xaxis": x, "yaxis": axis("test loss", nticks=6)}
+        return layout | {"xaxis": x, "yaxis": loss_axis("test loss", losses)}
     return layout | {
         "xaxis": x | {"anchor": "y2"},
         "yaxis": axis("test accuracy, %", nticks=6, domain=[0.45, 1]),
-        "yaxis2": axis("test loss", nticks=5, domain=[0, 0.38]),
+        "yaxis2": loss_axis("test loss", losses, nticks=5, domain=[0, 0.38]),
     }
 
 
