@@ -36,7 +36,7 @@ class SeenSamples:
 
 
 def pass_before_the_first_step(comm: Comm, case: str, strategy: str) -> dict[str, Any]:
-    """Run the pass and then train three steps; return what the pass left, and the weights with and without it."""
+    """Run the pass and the update, then train three steps; return what the pass left, and the weights with and without it."""
     found: dict[str, Any] = {}
     for runs_pass in (False, True):
         torch.manual_seed(7)
@@ -52,6 +52,7 @@ def pass_before_the_first_step(comm: Comm, case: str, strategy: str) -> dict[str
             layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
             with layer.register_forward_pre_hook(seen):
                 found["done"] = dry_pass(config, workload, sync, source)
+            dry_update(sync.optimizer, comm.device)
             found["samples"] = seen.samples
             found["same"] = all(map(torch.equal, before, model.state_dict().values()))
             found["same random numbers"] = torch.equal(state, torch.get_rng_state())
