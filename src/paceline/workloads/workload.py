@@ -103,7 +103,8 @@ class Workload:
         assert self.loss is not None
         inputs, target = batch
         output = model(inputs)
-        if label_smoothing and isinstance(self.train, ImageSet):  # Its labels are classes, all of them.
+        if label_smoothing and self.loss is F.cross_entropy and isinstance(self.train, ImageSet):
+            # The labels of such data are classes, all of them.
             return ForwardResult(smoothed_cross_entropy(output, target, label_smoothing), output, target)
         options = {"label_smoothing": label_smoothing} if label_smoothing else {}
         return ForwardResult(self.loss(output, target, **options), output, target)
