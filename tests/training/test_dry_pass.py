@@ -36,7 +36,7 @@ class SeenSamples:
 
 
 def pass_before_the_first_step(comm: Comm, case: str, strategy: str) -> dict[str, Any]:
-    """Run the pass and the update, then train three steps; return what the pass left, and the weights with and without it."""
+    """Run the pass and the update, then train three steps; return what they left, and the weights with and without."""
     found: dict[str, Any] = {}
     for runs_pass in (False, True):
         torch.manual_seed(7)
