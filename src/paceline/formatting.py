@@ -145,6 +145,8 @@ COUNTS = Counts()
 SHARE = percent_unit(0)
 """Share of a step or of a resource."""
 ACCURACY = percent_unit(1)
+RACE_ACCURACY = percent_unit(2)
+"""Accuracy beside a target: a near miss must not look like a hit."""
 POINTS = Unit(0.01, "points", 1, suffix="")
 """Difference of two accuracies, in percentage points."""
 SHORT_IN_PLOTLY = ".3~g"

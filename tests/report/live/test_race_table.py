@@ -45,7 +45,7 @@ def follow_one_run(path: Path, *, terminal: bool) -> str:
         events.write(LogEvent(epoch=0, step=2, wall_s=0.1, losses=[1.0, 1.0], samples=8, correct=4, lr=0.25))
         test = EvaluationResult(loss=0.5, accuracy=0.8, samples=10, available=10)
         events.write(EvaluationEvent(test=test, step=2, epoch=0))
-        until(lambda: "80.0%" in stream.getvalue())
+        until(lambda: "80.00%" in stream.getvalue())
         events.close()
         steps.close()
     return stream.getvalue()
@@ -62,5 +62,5 @@ def test_without_a_terminal_there_is_a_row_per_evaluation_only(tmp_path: Path) -
     assert lines[-3:] == [
         "run 1 of 3",
         "epoch  rank  validation loss  validation accuracy  learning rate  wall time",
-        "    1   all           0.5000                80.0%           0.25     5.00 s",
+        "    1   all           0.5000               80.00%           0.25     5.00 s",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.analysis.race.runs import RaceRun
-from paceline.formatting import ACCURACY, LOSS, SECONDS, TENTHS, WHOLE
+from paceline.formatting import LOSS, RACE_ACCURACY, SECONDS, TENTHS, WHOLE
 from paceline.records.writer import json_safe
 from paceline.report.figures.figure import Figure, InTerminal, csv_values, json_values
 
@@ -64,7 +64,7 @@ RACE_FIGURES: tuple[Figure[RaceRun], ...] = (
     Figure(
         key="accuracy",
         heading="Test accuracy",
-        format=ACCURACY,
+        format=RACE_ACCURACY,
         definition="Test accuracy of the evaluation that reached the target; of a run that missed it, the best.",
         terminal=InTerminal("accuracy", 8),
     ),

@@ -102,11 +102,12 @@ class EvaluationRows:
             epoch = short(event.step / self._epoch_steps, 3)
         rate = NOTHING if self._rate is None else short(self._rate, 3)
         end = (rate, race_seconds(self._before_s + event.time_s))
-        rows: list[tuple[str, ...]] = [(epoch, ALL_RANKS, number(event.test.loss), percent(event.test.accuracy), *end)]
+        accuracy = percent(event.test.accuracy, 2)
+        rows: list[tuple[str, ...]] = [(epoch, ALL_RANKS, number(event.test.loss), accuracy, *end)]
         if event.step is not None and event.step == self._tested_step:  # With --eval-ranks, the last is there twice.
             rows = []
         self._tested_step = event.step
         return rows + [
-            (epoch, str(rank), number(own.loss), percent(own.accuracy), *end)
+            (epoch, str(rank), number(own.loss), percent(own.accuracy, 2), *end)
             for rank, own in enumerate(event.test_by_rank)
         ]
