@@ -105,6 +105,7 @@ class WhitenedResNet(nn.Module):
         self.register_buffer("whitening", whitening_weights(images))
         self.stages = nn.Sequential(
             convolution(2 * DIRECTIONS, first, halve=True),
+            Residual(first),
             convolution(first, second, halve=True),
             Residual(second),
             convolution(second, third, halve=True),
@@ -157,7 +158,7 @@ def make_workload(config: RunConfig) -> Workload:
     return Workload(
         name=f"whitened ResNet on {config.data}",
         model=WhitenedResNet(images, train.classes),
-        train=dataclasses.replace(train, crop_padding=CROP_PADDING),
+        train=dataclasses.replace(train, crop_padding=CROP_PADDING, padding_mode="reflect", alternate_flip=True),
         test=test,
         loss=F.cross_entropy,
         correct=count_top1,

@@ -1,6 +1,7 @@
 """Tests of batches against a slow implementation for single images, and of their independence of the batch."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from paceline.workloads.data.sample_random import draw_below
 
 
 def make_set(
-    shape: tuple[int, int, int] = (3, 32, 32), count: int = 40, *, pad: int = 4, flip: bool = True
+    shape: tuple[int, int, int] = (3, 32, 32), count: int = 40, *, pad: int = 4, flip: bool = True, **options: Any
 ) -> ImageSet:
     generator = torch.Generator().manual_seed(1)
     channels = shape[0]
@@ -25,6 +26,7 @@ def make_set(
         std=tuple(0.2 + 0.05 * c for c in range(channels)),
         crop_padding=pad,
         flip=flip,
+        **options,
     )
 
 
@@ -39,7 +41,8 @@ def one_image(data: ImageSet, index: int, seed: int, epoch: int | None) -> torch
         if mirrored:
             pixels = pixels.flip(-1)
         _, height, width = pixels.shape
-        pixels = torch.nn.functional.pad(pixels, (pad,) * 4)[:, top : top + height, left : left + width]
+        padded = torch.nn.functional.pad(pixels[None].double(), (pad,) * 4, mode=data.padding_mode)[0]
+        pixels = padded[:, top : top + height, left : left + width]
     mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (data.mean, data.std))
     return (pixels.double() / 255 - mean) / std
 
@@ -51,6 +54,7 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
 @given(
     shape=shapes | st.sampled_from([(3, 32, 32), (1, 28, 28)]),
     pad=st.integers(0, 5),
+    reflects=st.booleans(),
     flip=st.booleans(),
     channels_last=st.booleans(),
     epoch=st.none() | st.integers(0, 100),
@@ -60,13 +64,15 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
 def test_batch_equals_one_image_at_a_time(
     shape: tuple[int, int, int],
     pad: int,
+    reflects: bool,
     flip: bool,
     channels_last: bool,
     epoch: int | None,
     seed: int,
     indices: list[int],
 ) -> None:
-    data = make_set(shape, pad=pad, flip=flip)
+    mode = "reflect" if reflects and pad < min(shape[1:]) else "constant"
+    data = make_set(shape, pad=pad, flip=flip, padding_mode=mode)
     images, labels = data.batch(torch.tensor(indices), seed=seed, epoch=epoch, channels_last=channels_last)
     assert images.shape == (len(indices), *shape)
     assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
@@ -140,6 +146,28 @@ def test_cuts_are_whole_squares_at_places_that_do_not_depend_on_crop_and_flip(se
     assert abs(float(torch.corrcoef(torch.stack([centres.double(), mirrored]))[0, 1])) < 0.06
     plain, _ = images.batch(torch.arange(count), seed=seed, epoch=None)
     assert not ((plain[:, 0] - 0).abs() < 1e-6).any(), "nothing is cut out of test images"
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_alternating_flips_mirror_every_image_in_one_of_two_epochs(pad: int) -> None:
+    count = 4000
+    data = make_set((1, 4, 16), count, pad=pad, alternate_flip=True)
+    sides = torch.zeros(count, 1, 4, 16, dtype=torch.uint8)
+    sides[..., 8:] = 255  # The right half is bright, and most of that of a crop.
+    data = dataclasses.replace(data, images=sides)
+
+    def mirrored(epoch: int) -> torch.Tensor:
+        images, _ = data.batch(torch.arange(count), seed=3, epoch=epoch)
+        return images[..., :8].sum((1, 2, 3)) > images[..., 8:].sum((1, 2, 3))
+
+    epochs = [mirrored(epoch) for epoch in range(4)]
+    assert 0.45 < float(epochs[0].double().mean()) < 0.55, "half of them, in any epoch"
+    assert torch.equal(epochs[1], ~epochs[0])
+    assert torch.equal(epochs[2], epochs[0])
+    assert torch.equal(epochs[3], epochs[1])
+    first, _ = data.batch(torch.arange(count), seed=3, epoch=0)
+    third, _ = data.batch(torch.arange(count), seed=3, epoch=2)
+    assert torch.equal(first, third) == (pad == 0), "crops are drawn anew"
 
 
 def test_no_augmentation_for_evaluation_or_without_need() -> None:

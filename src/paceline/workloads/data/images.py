@@ -18,14 +18,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from paceline.workloads.data.sample_random import draw_below
 
-CUTOUT_SEED = 1 << 41
-"""Added to the seed of a run, which is less, so that the place of a cut does not depend on that of the crop."""
+CUTOUT_SEED, FLIP_SEED = 1 << 41, 1 << 42
+"""Added to the seed of a run, which is less, so that cuts and alternating flips do not depend on the crop."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,9 +46,15 @@ class ImageSet:
     std: tuple[float, ...]
     """Standard deviation of each channel, of pixels scaled to 0..1."""
     crop_padding: int = 0
-    """Train on random crops of the image, padded with this many zeros on every side; 0: no crops."""
+    """Train on random crops of the image, padded with this many pixels on every side; 0: no crops."""
+    padding_mode: Literal["constant", "reflect"] = "constant"
+    """What the image is padded with: zeros, or its own pixels, reflected at its edge."""
     flip: bool = False
     """Train on images that are mirrored left to right with probability 1/2."""
+    alternate_flip: bool = False
+    """Mirror an image in every other epoch, not at random: half of the images in the first epoch, the others in the
+    second. So two epochs have both sides of every image (Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU",
+    2024)."""
     cutout: int = 0
     """Train on images in which a square of this many pixels a side, at a random place, has the mean colour; 0: none."""
 
@@ -58,6 +65,8 @@ class ImageSet:
         assert self.labels.dtype == torch.int64, "labels are int64"
         assert self.labels.shape == self.images.shape[:1], "there is one label per image"
         assert len(self.mean) == len(self.std) == self.images.shape[1], "mean and std are per channel"
+        if self.padding_mode == "reflect":
+            assert self.crop_padding < min(self.images.shape[2:]), "an edge reflects fewer pixels than the image has"
 
     def __len__(self) -> int:
         return self.images.shape[0]
@@ -79,13 +88,20 @@ class ImageSet:
         indices = indices.to(self.images.device, non_blocking=True)
         pixels = self.images.index_select(0, indices)
         if epoch is not None and (self.crop_padding or self.flip) and len(indices):
-            choices = draw_below(len(self._crop_starts), indices, seed=seed, epoch=epoch)
-            pixels = self._augment(pixels, choices)
+            pixels = self._augment(pixels, self._choices(indices, seed, epoch))
         if epoch is not None and self.cutout and len(indices):
             pixels = self._cut_out(
                 pixels, draw_below(pixels[0, 0].numel(), indices, seed=seed + CUTOUT_SEED, epoch=epoch)
             )
         return self._normalise(pixels, dtype, channels_last), self.labels.index_select(0, indices)
+
+    def _choices(self, indices: Tensor, seed: int, epoch: int) -> Tensor:
+        """Return the number of the crop of each sample, among those of the image and then of its mirror image."""
+        if not (self.flip and self.alternate_flip):
+            return draw_below(len(self._crop_starts), indices, seed=seed, epoch=epoch)
+        places = len(self._crop_starts) // 2
+        is_mirrored = (draw_below(2, indices, seed=seed + FLIP_SEED, epoch=0) + epoch) % 2
+        return draw_below(places, indices, seed=seed, epoch=epoch) + places * is_mirrored
 
     def _augment(self, pixels: Tensor, choices: Tensor) -> Tensor:
         """Mirror half of the images, then crop each at its own offset.
@@ -98,14 +114,18 @@ class ImageSet:
         count, channels, height, width = pixels.shape
         pad = self.crop_padding
         canvas = pixels.new_zeros(count, 1 + self.flip, channels, height + 2 * pad, width + 2 * pad)
-        inner = canvas.narrow(3, pad, height).narrow(4, pad, width)
+        if pad and self.padding_mode == "reflect":
+            rows, columns = self._reflected
+            pixels, inner = pixels[:, :, rows][..., columns], canvas
+        else:
+            inner = canvas.narrow(3, pad, height).narrow(4, pad, width)
         inner.select(1, 0).copy_(pixels)
         if self.flip:
             inner.select(1, 1).copy_(pixels.flip(3))
         starts = self._crop_starts.index_select(0, choices)
         starts += torch.arange(0, canvas.numel(), canvas.stride(0), device=pixels.device)
         pieces = (starts[:, None] + self._piece_offsets).view(-1)
-        return canvas.view(-1).unfold(0, width, 1).index_select(0, pieces).view(pixels.shape)
+        return canvas.view(-1).unfold(0, width, 1).index_select(0, pieces).view(count, channels, height, width)
 
     def _cut_out(self, pixels: Tensor, centres: Tensor) -> Tensor:
         """Fill a square around each centre, as far as it is inside the image, with the mean colour.
@@ -168,6 +188,16 @@ class ImageSet:
         steps = torch.arange(2 * pad + 1, device=self.images.device)
         mirrored = torch.arange(1 + self.flip, device=self.images.device)
         return (mirrored[:, None, None] * plane + steps[:, None] * row + steps * column).view(-1)
+
+    @cached_property
+    def _reflected(self) -> tuple[Tensor, Tensor]:
+        """Row and column of the image for each row and column of the padded image, which is reflected at the edges."""
+        sizes, pad = self.images.shape[2:], self.crop_padding
+        rows, columns = (
+            (size - 1 - (size - 1 - torch.arange(-pad, size + pad, device=self.images.device).abs()).abs())
+            for size in sizes
+        )
+        return rows, columns
 
     @cached_property
     def _piece_offsets(self) -> Tensor:
