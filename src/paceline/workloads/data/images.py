@@ -48,7 +48,7 @@ class ImageSet:
     crop_padding: int = 0
     """Train on random crops of the image, padded with this many pixels on every side; 0: no crops."""
     padding_mode: Literal["constant", "reflect"] = "constant"
-    """What the image is padded with: zeros, or its own pixels, reflected at its edge."""
+    """Padding: zeros, or the pixels of the image, reflected at its edge."""
     flip: bool = False
     """Train on images that are mirrored left to right with probability 1/2."""
     alternate_flip: bool = False
