@@ -196,9 +196,9 @@ WINDOWS, WINDOW_STEPS = 1000, 25
 
 @pytest.mark.parametrize(("are_replayed", "share", "measured"), [(False, 0.004, 2000), (True, 0.021, 125)])
 def test_measuring_takes_its_share_of_the_time(pool: Pool, are_replayed: bool, share: float, measured: int) -> None:
-    """Where other steps are replayed, a measured one costs what it takes longer than they do, not the norms alone.
+    """The cost of a measured step, where others are replayed, is what it takes longer than they do.
 
-    It then costs so much that every 200th is measured, which is the least.
+    It is then so high that every 200th is measured, which is the least.
     """
     assert pool.run(train_on_a_clock, 1, are_replayed) == [
         (pytest.approx(share, rel=0.1), pytest.approx(measured, 0.1))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -158,8 +159,11 @@ def test_cuda_graphs_train_as_steps_without_them(
     without, with_graphs = (
         run(tmp_path / mode, *common, "--schedule", "cosine", "--cuda-graph", mode, *options) for mode in ("off", "on")
     )
-    # Kernels may sum in another order, and Muon's orthogonal updates amplify rounding: 0.15% was measured on an H200.
-    assert losses(with_graphs) == pytest.approx(losses(without), rel=1e-2 if "muon" in options else 1e-3)
+    # Kernels may sum in another order, and Muon's orthogonal updates amplify rounding from step to step: after 15 steps
+    # it was 0.15% on an H200.
+    first = 10 if "muon" in options else 20
+    assert losses(with_graphs)[:first] == pytest.approx(losses(without)[:first], rel=1e-3)
+    assert losses(with_graphs)[first:] == pytest.approx(losses(without)[first:], rel=5e-3)
     assert [event.used for event in with_graphs.events_of(CudaGraphEvent)] == [True]
 
 
@@ -209,7 +213,7 @@ def test_the_parts_of_a_step_add_up(
             assert step.split.descheduled_s is None, "the host's processor time says nothing about the GPU's"
         mean = split_of(timeline)
         assert mean is not None
-        assert mean.computing_s > 0
+        assert mean.computing_s > median(record.steps[rank]["forward_s"]), "it has backward and the update, too"
 
 
 def test_what_comes_after_backward_overlaps_nothing(timed: Callable[[str, int, str], RunRecord]) -> None:

@@ -95,11 +95,13 @@ def _check_training(
 def _forward(model: nn.Module, workload: Workload, batch: Any, count_flop: bool) -> tuple[ForwardResult, int]:
     """Return the result of a forward pass and its FLOP; 0 if they are not counted."""
     if count_flop:
-        from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
+        from torch.utils import flop_counter
 
-        exclude_from_compiler(_FlopCounterMode.__torch_dispatch__)
+        mode = getattr(flop_counter, "_FlopCounterMode", None)
+        if mode is not None:  # Of another version of torch, which may have no such class, the compiler is imported.
+            exclude_from_compiler(mode.__torch_dispatch__)
         try:
-            with FlopCounterMode(display=False) as counter:
+            with flop_counter.FlopCounterMode(display=False) as counter:
                 return workload.forward(model, batch), counter.get_total_flops()
         except Exception:  # The counter does not support every model; without it, the model's own errors show.
             model.zero_grad(set_to_none=True)
